@@ -1,11 +1,11 @@
 """Runs a function of ranks with one rank in this process, where ``breakpoint()`` and gdb work.
 
-    python tools/run_rank.py 1 test/python/collectives/test_groups.py::interleaves_groups --world 2
+    python tools/run_rank.py 1 test/python/weights/test_full_tensors.py::test_a_bucket_is_one_collective
     gdb --args python tools/run_rank.py 0 test/python/x/test_y.py::reduces --args '"sum", 3'
 
-The function is one that a test gives to ``run_ranks``: ``function(rank, world, *args)``. The other ranks run
-beside it, on gloo, without breakpoints; their output appears as it comes. Ranks wait for each other for an
-hour.
+The function is a test made by ``on_ranks``, or one that a test gives to ``run_ranks``:
+``function(rank, world, *args)``. The other ranks run beside it, on gloo, without breakpoints; their output
+appears as it comes. Ranks wait for each other for an hour.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(rank: int, world: int, path: str, name: str, args: tuple[object, ...], s
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(hours=1)
     )
     function = getattr(importlib.import_module(Path(path).stem), name)
-    result = function(rank, world, *args)
+    result = getattr(function, "on_rank", function)(rank, world, *args)
     sys.stdout.write(f"rank {rank} returns {result!r}\n")  # at once, for ranks share the output
     sys.stdout.flush()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import end_of, start_process
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import Finish, make_pending, same, values
 from tensor_reads import READS, VIEWS
 from torch import Tensor
@@ -218,7 +218,8 @@ def test_an_error_inside_a_compiled_region_reaches_the_caller(backend: str) -> N
             double(tensor)
 
 
-def waits_for_a_peer_that_never_calls(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_peer_that_never_calls_is_an_error_after_the_timeout_of_the_group(rank: int, world: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 0:
         result = funcol.all_reduce(torch.ones(2, 3), "sum", group)
@@ -232,10 +233,6 @@ def waits_for_a_peer_that_never_calls(rank: int, world: int) -> None:
             assert "funcol.collectives.record_callers()" in str(raised.value)
         assert time.monotonic() - before < 20
     dist.barrier()
-
-
-def test_a_peer_that_never_calls_is_an_error_after_the_timeout_of_the_group() -> None:
-    run_ranks(waits_for_a_peer_that_never_calls, 2)
 
 
 LOSE_THE_PEER = """

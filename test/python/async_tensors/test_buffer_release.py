@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from processes import comes_true, resident_bytes
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 
 import funcol
@@ -63,7 +63,11 @@ def backward_memory(gather: Callable[[Tensor], Tensor]) -> tuple[int, bool, list
     return peak, alone, weights
 
 
-def lets_go_of_gradients(rank: int, world: int, dim: int) -> None:
+@pytest.mark.parametrize("dim", [0, 1])
+@on_ranks(2)
+def test_gradients_that_nobody_has_used_hold_no_more_than_their_own_memory(
+    rank: int, world: int, dim: int
+) -> None:
     memory_is_given_back()
     stock_peak, _, _ = backward_memory(lambda w: stock.all_gather_tensor_autograd(w, dim, world_group()))
     # More are under way on a busy machine, whose threads of gloo get no turn.
@@ -81,12 +85,8 @@ def lets_go_of_gradients(rank: int, world: int, dim: int) -> None:
     assert all(weight.grad is not None and funcol.is_pending(weight.grad) for weight in weights[1:])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_gradients_that_nobody_has_used_hold_no_more_than_their_own_memory(dim: int) -> None:
-    run_ranks(lets_go_of_gradients, 2, dim)
-
-
-def lets_go_of_sends(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_sends_that_were_dropped_let_go_of_what_they_sent(rank: int, world: int) -> None:
     memory_is_given_back()
     count, num_bytes = 20, 2 * MIB
     before = resident_bytes()
@@ -102,11 +102,8 @@ def lets_go_of_sends(rank: int, world: int) -> None:
     assert comes_true(lambda: resident_bytes() - before < count * num_bytes / 4)
 
 
-def test_sends_that_were_dropped_let_go_of_what_they_sent() -> None:
-    run_ranks(lets_go_of_sends, 2)
-
-
-def lets_go_of_in_place_collectives(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_comm_tensors_that_were_dropped_let_go_of_what_was_reduced(rank: int, world: int) -> None:
     memory_is_given_back()
     count, num_bytes = 20, 2 * MIB
     before = resident_bytes()
@@ -119,10 +116,6 @@ def lets_go_of_in_place_collectives(rank: int, world: int) -> None:
     assert comes_true(lambda: resident_bytes() - before < count * num_bytes / 4)
 
 
-def test_comm_tensors_that_were_dropped_let_go_of_what_was_reduced() -> None:
-    run_ranks(lets_go_of_in_place_collectives, 2)
-
-
 FIRST_USES: dict[str, Callable[[Tensor], object]] = {
     "numpy": Tensor.numpy,
     "data_ptr": Tensor.data_ptr,
@@ -132,7 +125,9 @@ FIRST_USES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-def lets_other_threads_run(rank: int, world: int, use: str) -> None:
+@pytest.mark.parametrize("use", FIRST_USES)
+@on_ranks(2, timeout=20)
+def test_a_first_use_of_what_core_started_waits_without_the_gil(rank: int, world: int, use: str) -> None:
     store = dist.distributed_c10d._get_default_store()
     key = f"may come {use}"
     if rank == 0:
@@ -150,12 +145,8 @@ def lets_other_threads_run(rank: int, world: int, use: str) -> None:
         dist.all_reduce(total)
 
 
-@pytest.mark.parametrize("use", FIRST_USES)
-def test_a_first_use_of_what_core_started_waits_without_the_gil(use: str) -> None:
-    run_ranks(lets_other_threads_run, 2, use, timeout=20)
-
-
-def forks_while_a_thread_waits(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_tensor_that_a_thread_waits_for_at_a_fork_is_an_error_in_the_child(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     key = "has forked"
     if rank > 0:
@@ -177,7 +168,3 @@ def forks_while_a_thread_waits(rank: int, world: int) -> None:
     store.set(key, "yes")
     thread.join()
     assert result.tolist() == [world] * 3
-
-
-def test_a_tensor_that_a_thread_waits_for_at_a_fork_is_an_error_in_the_child() -> None:
-    run_ranks(forks_while_a_thread_waits, 2)

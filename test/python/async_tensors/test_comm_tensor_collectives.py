@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from differential import WORLDS
 from in_place import STARTS, expected, is_supported, own_input
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from slow_collectives import same
 from torch import Tensor
 
@@ -71,7 +71,8 @@ def test_two_may_run_at_once_and_be_used_in_any_order(name: str) -> None:
     run_or_skip(run_ranks(outputs_in_a_row, 3, name))
 
 
-def starts_before_the_other_rank(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_starting_and_viewing_do_not_wait_for_other_ranks(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     tensor = funcol.collectives.CommTensor(torch.ones(4, 3))
     if rank == 1:
@@ -83,11 +84,10 @@ def starts_before_the_other_rank(rank: int, world: int) -> None:
     assert same(view + 0, torch.full((3, 2, 2), 2.0))
 
 
-def test_starting_and_viewing_do_not_wait_for_other_ranks() -> None:
-    run_ranks(starts_before_the_other_rank, 2)
-
-
-def reduces_again_and_again(rank: int, world: int, use_between: bool) -> None:
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("use_between", [False, True])
+@on_ranks()
+def test_one_tensor_may_be_handed_to_many_collectives(rank: int, world: int, use_between: bool) -> None:
     tensor = funcol.collectives.CommTensor(torch.ones(5))
     for round_ in range(1, 5):
         dist.all_reduce(tensor, async_op=True)
@@ -97,12 +97,8 @@ def reduces_again_and_again(rank: int, world: int, use_between: bool) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("use_between", [False, True])
-def test_one_tensor_may_be_handed_to_many_collectives(world: int, use_between: bool) -> None:
-    run_ranks(reduces_again_and_again, world, use_between)
-
-
-def reduces_parts(rank: int, world: int) -> None:
+@on_ranks()
+def test_parts_of_one_tensor_may_be_in_different_collectives(rank: int, world: int) -> None:
     whole = funcol.collectives.CommTensor(torch.arange(10.0))
     for part in whole.split(3):
         dist.all_reduce(part, async_op=True)
@@ -110,22 +106,16 @@ def reduces_parts(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_parts_of_one_tensor_may_be_in_different_collectives(world: int) -> None:
-    run_ranks(reduces_parts, world)
-
-
-def reduces_synchronously(rank: int, world: int) -> None:
+@on_ranks()
+def test_a_synchronous_call_is_as_on_a_plain_tensor(rank: int, world: int) -> None:
     tensor = funcol.collectives.CommTensor(torch.ones(3))
     dist.all_reduce(tensor)
     assert same(tensor + 0, torch.full((3,), float(world)))
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_synchronous_call_is_as_on_a_plain_tensor(world: int) -> None:
-    run_ranks(reduces_synchronously, world)
-
-
-def writes_into_the_original(rank: int, world: int) -> None:
+@on_ranks()
+def test_the_collective_writes_into_the_wrapped_tensor(rank: int, world: int) -> None:
     x = torch.ones(3)
     tensor = funcol.collectives.CommTensor(x)
     dist.all_reduce(tensor, async_op=True)
@@ -134,20 +124,14 @@ def writes_into_the_original(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_collective_writes_into_the_wrapped_tensor(world: int) -> None:
-    run_ranks(writes_into_the_original, world)
-
-
-def drops_the_result(rank: int, world: int) -> None:
+@on_ranks()
+def test_a_dropped_result_leaves_the_ranks_in_step(rank: int, world: int) -> None:
     dist.all_reduce(funcol.collectives.CommTensor(torch.ones(3)), async_op=True)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_dropped_result_leaves_the_ranks_in_step(world: int) -> None:
-    run_ranks(drops_the_result, world)
-
-
-def reduces_gradients(rank: int, world: int) -> None:
+@on_ranks()
+def test_gradients_are_reduced_in_place(rank: int, world: int) -> None:
     weight = torch.ones(3, requires_grad=True)
     (weight * (rank + 1)).sum().backward()
     assert weight.grad is not None
@@ -156,11 +140,6 @@ def reduces_gradients(rank: int, world: int) -> None:
     with torch.no_grad():
         weight -= gradient
     assert same(weight.detach(), torch.full((3,), 1.0 - sum(range(1, world + 1))))
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_gradients_are_reduced_in_place(world: int) -> None:
-    run_ranks(reduces_gradients, world)
 
 
 def double(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from differential import WORLDS
 from in_place import STARTS, expected, is_supported, own_input
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from slow_collectives import same
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -102,7 +102,8 @@ def test_the_graph_starts_and_waits_for_collectives_of_its_own(name: str, mode: 
         pytest.skip("this gloo lacks the collective")
 
 
-def traced_values(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_values_seen_while_tracing_are_finished(rank: int, world: int) -> None:
     seen = []
 
     def look(x: Tensor) -> Tensor:
@@ -114,10 +115,6 @@ def traced_values(rank: int, world: int) -> None:
 
     make_fx(look)(torch.ones(3))
     assert same(seen[0], torch.full((3,), world + 1.0))
-
-
-def test_values_seen_while_tracing_are_finished() -> None:
-    run_ranks(traced_values, 2)
 
 
 def reduced(x: Tensor) -> Tensor:

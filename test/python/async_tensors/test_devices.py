@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 
 import funcol
 
@@ -97,7 +97,9 @@ def test_a_merged_result_is_read_on_another_stream_after_the_merge(order):
     run_ranks(is_read_on_streams, WORLD, merged, order)
 
 
-def input_is_dropped(rank, world, start):
+@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
+@on_ranks(WORLD)
+def test_the_memory_of_an_input_is_handed_out_after_the_collective(rank, world, start):
     expected = want(start, rank, world)
     torch.cuda.synchronize()
     result = start(rank, world)  # nobody but funcol and the backend holds its input
@@ -107,11 +109,8 @@ def input_is_dropped(rank, world, start):
 
 
 @pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
-def test_the_memory_of_an_input_is_handed_out_after_the_collective(start):
-    run_ranks(input_is_dropped, WORLD, start)
-
-
-def result_is_dropped(rank, world, start):
+@on_ranks(WORLD)
+def test_memory_of_a_result_that_nobody_waited_for_is_handed_out_after_the_collective(rank, world, start):
     torch.cuda.synchronize()
     for _ in range(3):
         start(rank, world)
@@ -121,11 +120,8 @@ def result_is_dropped(rank, world, start):
 
 
 @pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
-def test_memory_of_a_result_that_nobody_waited_for_is_handed_out_after_the_collective(start):
-    run_ranks(result_is_dropped, WORLD, start)
-
-
-def starts_on_a_side_stream(rank, world, start):
+@on_ranks(WORLD)
+def test_a_result_started_on_a_side_stream_is_right_on_the_current_one(rank, world, start):
     expected = want(start, rank, world)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -136,11 +132,8 @@ def starts_on_a_side_stream(rank, world, start):
 
 
 @pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
-def test_a_result_started_on_a_side_stream_is_right_on_the_current_one(start):
-    run_ranks(starts_on_a_side_stream, WORLD, start)
-
-
-def is_used_by_threads(rank, world, start):
+@on_ranks(WORLD)
+def test_a_result_is_used_by_threads_at_once_each_on_its_stream(rank, world, start):
     expected = want(start, rank, world)
     for _ in range(4):
         torch.cuda.synchronize()
@@ -159,8 +152,3 @@ def is_used_by_threads(rank, world, start):
         torch.cuda.synchronize()
         for number, once in enumerate(sums):
             assert torch.equal(once, expected + number)
-
-
-@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
-def test_a_result_is_used_by_threads_at_once_each_on_its_stream(start):
-    run_ranks(is_used_by_threads, WORLD, start)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from ranks import device_type, rejoin, run_ranks
+from ranks import device_type, on_ranks, rejoin
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -42,7 +42,13 @@ STARTS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-def uses_after_destroying(rank: int, world: int, op: str, destroy: str) -> None:
+@each_world
+@pytest.mark.parametrize("op", [op for op in STARTS if op != "reduce_scatter_tensor"])
+@pytest.mark.parametrize("destroy", ["one", "let_go", "all"])
+@on_ranks()
+def test_a_result_of_a_destroyed_group_raises_at_each_use(
+    rank: int, world: int, op: str, destroy: str
+) -> None:
     group = world_group() if destroy == "all" else dist.new_group()
     name = group.group_name
     result = STARTS[op](torch.ones(2, 2), group)
@@ -64,13 +70,8 @@ def uses_after_destroying(rank: int, world: int, op: str, destroy: str) -> None:
 
 
 @each_world
-@pytest.mark.parametrize("op", [op for op in STARTS if op != "reduce_scatter_tensor"])
-@pytest.mark.parametrize("destroy", ["one", "let_go", "all"])
-def test_a_result_of_a_destroyed_group_raises_at_each_use(world: int, op: str, destroy: str) -> None:
-    run_ranks(uses_after_destroying, world, op, destroy)
-
-
-def settles_and_destroys(rank: int, world: int) -> None:
+@on_ranks()
+def test_a_result_that_was_waited_for_outlives_its_group(rank: int, world: int) -> None:
     group = dist.new_group()
     used, waited = (funcol.all_reduce(torch.ones(2), "sum", group) for _ in range(2))
     assert used.sum() == 2 * world
@@ -80,11 +81,8 @@ def settles_and_destroys(rank: int, world: int) -> None:
 
 
 @each_world
-def test_a_result_that_was_waited_for_outlives_its_group(world: int) -> None:
-    run_ranks(settles_and_destroys, world)
-
-
-def destroys_another(rank: int, world: int) -> None:
+@on_ranks()
+def test_results_of_other_groups_stay_pending_and_right(rank: int, world: int) -> None:
     first, second = dist.new_group(), dist.new_group()
     results = [funcol.all_reduce(torch.ones(2), "sum", group) for group in (first, second, world_group())]
     dist.destroy_process_group(first)
@@ -94,12 +92,9 @@ def destroys_another(rank: int, world: int) -> None:
     dist.destroy_process_group(second)
 
 
-@each_world
-def test_results_of_other_groups_stay_pending_and_right(world: int) -> None:
-    run_ranks(destroys_another, world)
-
-
-def destroys_before_the_peer_joins(rank: int, world: int) -> None:
+@pytest.mark.cpu_only  # a finished Work frees numpy's memory
+@on_ranks(2)
+def test_what_runs_in_a_destroyed_group_is_kept_until_it_is_done(rank: int, world: int) -> None:
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
@@ -123,11 +118,6 @@ def destroys_before_the_peer_joins(rank: int, world: int) -> None:
         assert gathered.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
         dist.destroy_process_group(group)
     store.delete_key("destroyed") if rank == 1 else None
-
-
-@pytest.mark.cpu_only  # a finished Work frees numpy's memory
-def test_what_runs_in_a_destroyed_group_is_kept_until_it_is_done() -> None:
-    run_ranks(destroys_before_the_peer_joins, 2)
 
 
 # Makes tensors on the mesh and drops them.
@@ -201,7 +191,8 @@ def test_a_mesh_that_is_dropped_goes_while_the_groups_stay(use: str) -> None:
         dist.destroy_process_group()
 
 
-def destroys_during_backward(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_gradient_of_a_destroyed_group_is_an_error_of_backward(rank: int, world: int) -> None:
     group = dist.new_group()
 
     class Reduced(torch.autograd.Function):
@@ -221,10 +212,6 @@ def destroys_during_backward(rank: int, world: int) -> None:
     assert leaf.grad is None
 
 
-def test_a_gradient_of_a_destroyed_group_is_an_error_of_backward() -> None:
-    run_ranks(destroys_during_backward, 2)
-
-
 # Order
 
 
@@ -235,7 +222,11 @@ ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-def starts_many(rank: int, world: int, order: str, num_groups: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("num_groups", [1, 3])
+@on_ranks()
+def test_results_may_be_used_in_any_order(rank: int, world: int, order: str, num_groups: int) -> None:
     groups = [world_group(), *(dist.new_group() for _ in range(num_groups - 1))]
     starts = list(STARTS.values())
     # Sizes that every rank count of the test divides.
@@ -248,10 +239,3 @@ def starts_many(rank: int, world: int, order: str, num_groups: int) -> None:
     assert seen == {i: starts[i % len(starts)](x, groups[0]).tolist() for i, x in enumerate(inputs)}
     for group in groups[1:]:
         dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("num_groups", [1, 3])
-def test_results_may_be_used_in_any_order(world: int, order: str, num_groups: int) -> None:
-    run_ranks(starts_many, world, order, num_groups)

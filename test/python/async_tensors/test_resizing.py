@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
@@ -157,7 +157,9 @@ def test_memory_may_grow_when_a_dropped_result_is_gone() -> None:
     assert buffer.resize_(100).shape == (100,)
 
 
-def grows_a_late_result(rank: int, world: int) -> None:
+@pytest.mark.on_devices_too
+@on_ranks(2)
+def test_a_result_may_grow_in_a_compiled_region(rank: int, world: int) -> None:
     size = 1 << 20
 
     @torch.compile(backend="eager")
@@ -170,11 +172,6 @@ def grows_a_late_result(rank: int, world: int) -> None:
             torch.ones(3000, 3000).sum()  # so that rank 0 is there first
         pending = funcol.all_reduce(torch.arange(size, dtype=torch.float32), "sum", list(range(world)))
         assert torch.equal(region(pending)[:size], torch.arange(size, dtype=torch.float32) * world)
-
-
-@pytest.mark.on_devices_too
-def test_a_result_may_grow_in_a_compiled_region() -> None:
-    run_ranks(grows_a_late_result, 2)
 
 
 def samples_with_one_large_result(op: OpInfo) -> Iterator[tuple[SampleInput, Tensor]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from ranks import device_type, forking_context, run_ranks
+from ranks import device_type, forking_context, on_ranks
 from slow_collectives import SlowCollective, make_pending, same, values
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +26,14 @@ def scaled_by_its_sum(t: Tensor, group: dist.ProcessGroup) -> Tensor:
     return funcol.all_reduce(t.detach(), "sum", group).t() * t.t()
 
 
-def checkpoints(rank: int, world: int, use_reentrant: bool, of_pending: bool) -> None:
+@pytest.mark.on_devices_too
+@each_world
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("of_pending", [False, True])
+@on_ranks()
+def test_a_checkpointed_function_runs_its_collectives_again(
+    rank: int, world: int, use_reentrant: bool, of_pending: bool
+) -> None:
     group = world_group()
 
     def gradients(run: Callable[..., Tensor], is_pending: bool) -> list[Any]:
@@ -48,15 +55,9 @@ def checkpoints(rank: int, world: int, use_reentrant: bool, of_pending: bool) ->
 
 @pytest.mark.on_devices_too
 @each_world
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("of_pending", [False, True])
-def test_a_checkpointed_function_runs_its_collectives_again(
-    world: int, use_reentrant: bool, of_pending: bool
-) -> None:
-    run_ranks(checkpoints, world, use_reentrant, of_pending)
-
-
-def reduces_in_autocast(rank: int, world: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_ranks()
+def test_autocast_casts_a_pending_operand_as_a_plain_one(rank: int, world: int, dtype: torch.dtype) -> None:
     x = (torch.arange(12, dtype=dtype).reshape(3, 4) / 8 + rank).requires_grad_(False)
     reduced = funcol.all_reduce(x, "sum", world_group())
     plain = funcol.wait_tensor(funcol.all_reduce(x, "sum", world_group())).clone()
@@ -69,13 +70,6 @@ def reduces_in_autocast(rank: int, world: int, dtype: torch.dtype) -> None:
     assert same(product, expected)
     assert again.dtype == torch.bfloat16
     assert same(again, expected * world)
-
-
-@pytest.mark.on_devices_too
-@each_world
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_casts_a_pending_operand_as_a_plain_one(world: int, dtype: torch.dtype) -> None:
-    run_ranks(reduces_in_autocast, world, dtype)
 
 
 class Scaled(nn.Module):
@@ -162,7 +156,11 @@ def test_a_result_crosses_streams_as_a_plain_tensor_does(
     assert torch.equal(again, 2 * view(expected) + 1)
 
 
-def reduces_on_streams(rank: int, world: int) -> None:
+@pytest.mark.cuda
+@pytest.mark.on_devices_too
+@each_world
+@on_ranks()
+def test_results_started_on_some_streams_are_used_on_another(rank: int, world: int) -> None:
     group = world_group()
     x = torch.full((1 << 20,), rank + 1.0, device="cuda")
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -177,10 +175,3 @@ def reduces_on_streams(rank: int, world: int) -> None:
     streams[0].synchronize()
     size = (1 << 20) * sum(range(1, world + 1))
     assert [s.item() for s in sums] == [size * (i + 1) for i in reversed(range(4))]
-
-
-@pytest.mark.cuda
-@pytest.mark.on_devices_too
-@each_world
-def test_results_started_on_some_streams_are_used_on_another(world: int) -> None:
-    run_ranks(reduces_on_streams, world)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
 from processes import end_of, resident_bytes, start_process
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from slow_collectives import Finish, make_pending
 
 import funcol
@@ -173,7 +173,11 @@ def test_a_forked_process_warns_of_its_own(in_child: str, warned_of: list[str]) 
     assert re.findall(r"Warning.* the result of 1 collective: 1 (\w+)\. Whether it ", err) == warned_of, err
 
 
-def is_counted_by_its_name(rank: int, world: int, function: str) -> None:
+@pytest.mark.parametrize("function", PROGRAMS)
+@on_ranks(2)
+def test_a_collective_is_counted_by_the_name_of_the_function_that_was_called(
+    rank: int, world: int, function: str
+) -> None:
     before = funcol.unwaited_collectives()
     x = torch.ones(PROGRAM_SHAPE)
     kept = PROGRAMS[function](funcol, x, world, world_group())
@@ -181,11 +185,6 @@ def is_counted_by_its_name(rank: int, world: int, function: str) -> None:
     new = {op for op, count in counts.items() if count != before.get(op, 0)}
     assert new <= {function}
     assert new or not any(map(funcol.is_pending, kept if isinstance(kept, list) else [kept]))
-
-
-@pytest.mark.parametrize("function", PROGRAMS)
-def test_a_collective_is_counted_by_the_name_of_the_function_that_was_called(function: str) -> None:
-    run_ranks(is_counted_by_its_name, 2, function)
 
 
 @pytest.mark.parametrize("drop", [False, True], ids=["held", "dropped"])
@@ -239,7 +238,8 @@ def test_a_dropped_tensor_neither_waits_nor_leaks() -> None:
     assert watched() is None
 
 
-def drops_before_the_peer_joins(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_collective_whose_result_is_dropped_still_serves_its_peers(rank: int, world: int) -> None:
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
@@ -263,10 +263,6 @@ def drops_before_the_peer_joins(rank: int, world: int) -> None:
         assert gathered.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
     dist.destroy_process_group(group)
     store.delete_key("dropped")
-
-
-def test_a_collective_whose_result_is_dropped_still_serves_its_peers() -> None:
-    run_ranks(drops_before_the_peer_joins, 2)
 
 
 AT_EXIT = """

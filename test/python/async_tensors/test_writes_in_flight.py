@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import world_group
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard
@@ -77,7 +77,9 @@ def values_of(result: Any) -> list[Tensor]:
     return [value + 0 for value in (result if isinstance(result, list) else [result])]
 
 
-def reads_what_there_was_in_the_call(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", FORWARD)
+@on_ranks(2)
+def test_an_input_may_be_written_to_after_the_call(rank: int, world: int, name: str) -> None:
     expected = values_of(FORWARD[name](own(rank, *SIZE)))
 
     def act() -> list[Tensor]:
@@ -90,18 +92,17 @@ def reads_what_there_was_in_the_call(rank: int, world: int, name: str) -> None:
     assert all(torch.equal(got, want) for got, want in zip(result, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", FORWARD)
-def test_an_input_may_be_written_to_after_the_call(name: str) -> None:
-    run_ranks(reads_what_there_was_in_the_call, 2, name)
-
-
 MOVES: dict[str, tuple[Placement, Placement]] = {
     "S1 to S0": (Shard(1), Shard(0)),
     "S0 to S1": (Shard(0), Shard(1)),
 }
 
 
-def moves_what_there_was_in_the_call(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", MOVES)
+@on_ranks(2)
+def test_a_shard_may_be_written_to_after_a_redistribution_was_started(
+    rank: int, world: int, name: str
+) -> None:
     mesh = init_device_mesh(device_type(), (world,))
     src, dst = MOVES[name]
 
@@ -117,11 +118,6 @@ def moves_what_there_was_in_the_call(rank: int, world: int, name: str) -> None:
         return moved
 
     assert torch.equal(as_a_late_peer(rank, act).to_local(), expected)
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_a_shard_may_be_written_to_after_a_redistribution_was_started(name: str) -> None:
-    run_ranks(moves_what_there_was_in_the_call, 2, name)
 
 
 # Calls whose backward passes are collectives that read the gradient itself. Of a leaf with the stated number
@@ -213,7 +209,8 @@ def test_a_gradient_of_other_forms_may_be_written_to_after_backward(name: str, w
     run_ranks(keeps_a_gradient, 2, name, write, False, timeout=20)
 
 
-def adds_to_a_gradient_in_backward(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_autograd_may_add_to_a_gradient_in_place_while_a_collective_reads_it(rank: int, world: int) -> None:
     def gradients(act_on: Callable[..., Any]) -> list[Tensor]:
         x, weight = (own(rank, *SIZE).requires_grad_() for _ in range(2))
         sent = funcol.all_to_all_single(x, None, None, world_group())
@@ -227,7 +224,3 @@ def adds_to_a_gradient_in_backward(rank: int, world: int) -> None:
 
     expected = gradients(at_once)
     assert all(map(torch.equal, gradients(as_a_late_peer), expected))
-
-
-def test_autograd_may_add_to_a_gradient_in_place_while_a_collective_reads_it() -> None:
-    run_ranks(adds_to_a_gradient_in_backward, 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import sample, world_group
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -104,7 +104,9 @@ MANY: dict[str, tuple[list[Any], list[Any], Placement, list[str]]] = {
 }
 
 
-def refuses_many(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", MANY)
+@on_ranks(2)
+def test_tensors_that_move_together_are_compared_one_by_one(rank: int, world: int, name: str) -> None:
     *layouts, target, parts = MANY[name]
     tensors = parts_of(*layouts[rank])
     with funcol.check_agreement():
@@ -116,12 +118,9 @@ def refuses_many(rank: int, world: int, name: str) -> None:
     assert all(tensor.placements == (target,) for tensor in after)
 
 
-@pytest.mark.parametrize("name", MANY)
-def test_tensors_that_move_together_are_compared_one_by_one(name: str) -> None:
-    run_ranks(refuses_many, 2, name)
-
-
-def is_refused_and_leaves_the_group_usable(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+@on_ranks(2)
+def test_each_rank_is_told_what_the_others_call(rank: int, world: int, name: str) -> None:
     call, parts = DISAGREEMENTS[name]
     with funcol.check_agreement():
         with pytest.raises(dist.DistBackendError) as raised:
@@ -132,21 +131,15 @@ def is_refused_and_leaves_the_group_usable(rank: int, world: int, name: str) -> 
     assert after.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_each_rank_is_told_what_the_others_call(name: str) -> None:
-    run_ranks(is_refused_and_leaves_the_group_usable, 2, name)
-
-
-def names_the_first_that_differs(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_the_first_rank_that_differs_is_named(rank: int, world: int) -> None:
     with funcol.check_agreement(), pytest.raises(dist.DistBackendError, match="; rank 2 calls"):
         funcol.all_reduce(torch.ones(1 + (rank == 2)), "sum", world_group())
 
 
-def test_the_first_rank_that_differs_is_named() -> None:
-    run_ranks(names_the_first_that_differs, 3)
-
-
-def all_agree(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@on_ranks()
+def test_calls_that_agree_give_what_they_give_unchecked_gradients_too(rank: int, world: int) -> None:
     group = world_group()
     x = sample(rank, (12, 6)).requires_grad_()
     splits = list(range(1, world + 1))
@@ -183,12 +176,8 @@ def all_agree(rank: int, world: int) -> None:
     torch.testing.assert_close(actual_gradient, expected_gradient)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_calls_that_agree_give_what_they_give_unchecked_gradients_too(world: int) -> None:
-    run_ranks(all_agree, world)
-
-
-def calls_nothing(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_rank_that_calls_nothing_is_named_after_the_timeout(rank: int, world: int) -> None:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
         message = r"calls all_reduce.*ranks \[1\] called nothing"
@@ -196,11 +185,8 @@ def calls_nothing(rank: int, world: int) -> None:
             funcol.all_reduce(torch.ones(2), "sum", group)
 
 
-def test_a_rank_that_calls_nothing_is_named_after_the_timeout() -> None:
-    run_ranks(calls_nothing, 2)
-
-
-def restored(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_contexts_nest_and_leave_calls_unchecked(rank: int, world: int) -> None:
     with funcol.check_agreement(), funcol.check_agreement():
         pass
     # Unchecked again: of one rank alone, a call that checks would wait for the other rank.
@@ -214,11 +200,9 @@ def restored(rank: int, world: int) -> None:
     assert pending.tolist() == [2.0]
 
 
-def test_contexts_nest_and_leave_calls_unchecked() -> None:
-    run_ranks(restored, 2)
-
-
-def agrees_in_many_groups(rank: int, world: int) -> None:
+@pytest.mark.long
+@on_ranks(2)
+def test_each_group_counts_its_calls_anew_in_whatever_memory_it_lies(rank: int, world: int) -> None:
     for _ in range(25):
         group = dist.new_group(list(range(world)), timeout=timedelta(seconds=20))
         with funcol.check_agreement():
@@ -226,8 +210,3 @@ def agrees_in_many_groups(rank: int, world: int) -> None:
         dist.destroy_process_group(group)
         if rank > 0:  # so that ranks free groups, whose memory new ones get, at different times
             gc.collect()
-
-
-@pytest.mark.long
-def test_each_group_counts_its_calls_anew_in_whatever_memory_it_lies() -> None:
-    run_ranks(agrees_in_many_groups, 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from differential import LAYOUTS, WORLDS, assert_plain, sample, small_sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 
 import funcol
@@ -55,31 +55,27 @@ def test_all_gather_moves_empty_tensors_of_each_dtype(world: int, dtype: torch.d
     run_ranks(gathers, world, (2, 0, 5), 2, dtype)
 
 
-def gathers_scalars(rank: int, world: int, dim: int, dtype: torch.dtype) -> None:
+@each_world
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.int16], ids=str)
+@on_ranks()
+def test_all_gather_takes_a_0_dim_tensor_as_a_1_dim_one(
+    rank: int, world: int, dim: int, dtype: torch.dtype
+) -> None:
     inputs = [small_sample(peer, (), dtype) for peer in range(world)]
     assert_plain(funcol.all_gather_tensor(inputs[rank], dim, world_group()), torch.stack(inputs))
 
 
 @each_world
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.int16], ids=str)
-def test_all_gather_takes_a_0_dim_tensor_as_a_1_dim_one(world: int, dim: int, dtype: torch.dtype) -> None:
-    run_ranks(gathers_scalars, world, dim, dtype)
-
-
-def gathers_several(rank: int, world: int, dtype: torch.dtype) -> None:
+@each_dtype
+@on_ranks()
+def test_all_gather_coalesced_moves_each_dtype(rank: int, world: int, dtype: torch.dtype) -> None:
     shapes = [(2, 3), (), (0, 4), (5,)]
     inputs = [[small_sample(peer, shape, dtype) for shape in shapes] for peer in range(world)]
     results = funcol.all_gather_into_tensor_coalesced(inputs[rank], world_group())
     assert len(results) == len(shapes)
     for result, shards in zip(results, zip(*inputs, strict=True), strict=True):
         assert_plain(result, torch.cat([shard if shard.dim() else shard.view(1) for shard in shards]))
-
-
-@each_world
-@each_dtype
-def test_all_gather_coalesced_moves_each_dtype(world: int, dtype: torch.dtype) -> None:
-    run_ranks(gathers_several, world, dtype)
 
 
 # all_to_all_single
@@ -206,18 +202,16 @@ def test_all_to_all_of_a_list_moves_each_layout(world: int, layout: str) -> None
     run_ranks(exchanges_lists, world, [2, 3], torch.complex64, layout)
 
 
-def exchanges_lists_without_sizes(rank: int, world: int) -> None:
+@each_world
+@on_ranks()
+def test_all_to_all_of_a_list_of_equal_shapes_needs_no_sizes(rank: int, world: int) -> None:
     inputs = [small_sample(rank * world + r, (2, 3), torch.float32) for r in range(world)]
     for sender, result in enumerate(funcol.all_to_all(inputs, None, world_group())):
         assert_plain(result, small_sample(sender * world + rank, (2, 3), torch.float32))
 
 
-@each_world
-def test_all_to_all_of_a_list_of_equal_shapes_needs_no_sizes(world: int) -> None:
-    run_ranks(exchanges_lists_without_sizes, world)
-
-
-def may_be_written_to(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_all_to_all_of_a_list_leaves_its_inputs_and_results_to_the_caller(rank: int, world: int) -> None:
     inputs = [torch.full((2,), float(10 * rank + r)) for r in range(world)]
     results = funcol.all_to_all(inputs, None, world_group())
     for x in inputs:
@@ -228,14 +222,16 @@ def may_be_written_to(rank: int, world: int) -> None:
     ]
 
 
-def test_all_to_all_of_a_list_leaves_its_inputs_and_results_to_the_caller() -> None:
-    run_ranks(may_be_written_to, 2)
-
-
 # Lists
 
 
-def takes_empty_lists(rank: int, world: int, function: str) -> None:
+@each_world
+@pytest.mark.parametrize(
+    "function",
+    ["all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"],
+)
+@on_ranks()
+def test_a_coalesced_call_of_no_tensors_gives_no_tensors(rank: int, world: int, function: str) -> None:
     calls = {
         "all_reduce_coalesced": lambda: funcol.all_reduce_coalesced([], "sum", world_group()),
         "all_gather_into_tensor_coalesced": lambda: funcol.all_gather_into_tensor_coalesced(
@@ -248,34 +244,19 @@ def takes_empty_lists(rank: int, world: int, function: str) -> None:
     assert calls[function]() == []
 
 
-@each_world
-@pytest.mark.parametrize(
-    "function",
-    ["all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"],
-)
-def test_a_coalesced_call_of_no_tensors_gives_no_tensors(world: int, function: str) -> None:
-    run_ranks(takes_empty_lists, world, function)
-
-
-def takes_a_tuple(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_coalesced_call_takes_a_tuple_of_tensors(rank: int, world: int) -> None:
     x = torch.full((2,), float(rank))
     results = funcol.all_reduce_coalesced((x, x), "sum", world_group())
     assert [result.tolist() for result in results] == [[sum(range(world))] * 2] * 2
 
 
-def test_a_coalesced_call_takes_a_tuple_of_tensors() -> None:
-    run_ranks(takes_a_tuple, 2)
-
-
-def leaves_its_list_alone(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_reduce_scatter_coalesced_leaves_the_list_of_its_inputs_as_it_is(rank: int, world: int) -> None:
     tensors = [sample(rank, (4, 2 * world)), sample(rank, (2 * world, 3))]
     before = list(tensors)
     funcol.wait_tensors(funcol.reduce_scatter_tensor_coalesced(tensors, "sum", [1, 0], world_group()))
     assert all(one is other for one, other in zip(tensors, before, strict=True))
-
-
-def test_reduce_scatter_coalesced_leaves_the_list_of_its_inputs_as_it_is() -> None:
-    run_ranks(leaves_its_list_alone, 2)
 
 
 # Inputs that need a gradient, which go through autograd and PyTorch's own operators
@@ -310,7 +291,10 @@ CALLS_THAT_NEED_A_GRADIENT: dict[str, tuple[tuple[int, ...], torch.dtype, Callab
 }
 
 
-def agrees_with_an_input_without_gradient(rank: int, world: int, call: str) -> None:
+@each_world
+@pytest.mark.parametrize("call", CALLS_THAT_NEED_A_GRADIENT)
+@on_ranks(timeout=20)
+def test_an_input_that_needs_a_gradient_gives_the_same_values(rank: int, world: int, call: str) -> None:
     shape, dtype, function = CALLS_THAT_NEED_A_GRADIENT[call]
     x = sample(rank, shape, dtype)
     expected = function(x, world)
@@ -322,9 +306,3 @@ def agrees_with_an_input_without_gradient(rank: int, world: int, call: str) -> N
     ):
         assert one.requires_grad
         assert_plain(one.detach(), other)
-
-
-@each_world
-@pytest.mark.parametrize("call", CALLS_THAT_NEED_A_GRADIENT)
-def test_an_input_that_needs_a_gradient_gives_the_same_values(world: int, call: str) -> None:
-    run_ranks(agrees_with_an_input_without_gradient, world, call, timeout=20)

@@ -22,7 +22,7 @@ from differential import (
     sample,
     world_group,
 )
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor
 
 import funcol
@@ -200,16 +200,13 @@ def test_all_to_all_agrees_for_each_layout(world: int, layout: str, even: bool) 
     run_ranks(all_to_all_agrees, world, (3, 4), even, torch.float32, layout)
 
 
-def all_to_all_of_nothing_agrees(rank: int, world: int) -> None:
+@each_world
+@on_ranks()
+def test_all_to_all_agrees_if_nothing_is_sent(rank: int, world: int) -> None:
     x = torch.empty(0, 3)
     splits = [0] * world
     expected = finished(stock.all_to_all_single(x, splits, splits, world_group()))
     assert_same(funcol.all_to_all_single(x, splits, splits, world_group()), expected)
-
-
-@each_world
-def test_all_to_all_agrees_if_nothing_is_sent(world: int) -> None:
-    run_ranks(all_to_all_of_nothing_agrees, world)
 
 
 # broadcast
@@ -264,16 +261,13 @@ def test_permute_agrees_for_each_size(world: int, size: int) -> None:
     run_ranks(permute_agrees, world, size, 1, torch.float32)
 
 
-def permute_to_one_rank_agrees(rank: int, world: int, receiver: int) -> None:
+@pytest.mark.parametrize(("world", "receiver"), [(world, dst) for world in WORLDS for dst in range(world)])
+@on_ranks()
+def test_permute_to_one_rank_agrees(rank: int, world: int, receiver: int) -> None:
     x = sample(rank, (4,))
     src_dst = [receiver] * world
     expected = finished(stock.permute_tensor(x, src_dst, world_group()))
     assert_same(funcol.permute_tensor(x, src_dst, world_group()), expected)
-
-
-@pytest.mark.parametrize(("world", "receiver"), [(world, dst) for world in WORLDS for dst in range(world)])
-def test_permute_to_one_rank_agrees(world: int, receiver: int) -> None:
-    run_ranks(permute_to_one_rank_agrees, world, receiver)
 
 
 # The coalesced functions
@@ -334,15 +328,12 @@ def test_all_gather_coalesced_agrees_for_each_dtype(world: int, dtype: torch.dty
     run_ranks(all_gather_coalesced_agrees, world, [(5, 3), (4,)], dtype)
 
 
-def all_gather_coalesced_of_dtypes_agrees(rank: int, world: int) -> None:
+@each_world
+@on_ranks()
+def test_all_gather_coalesced_agrees_for_several_dtypes_in_one_call(rank: int, world: int) -> None:
     tensors = [sample(rank, (5, 3), dtype) for dtype in (torch.float32, torch.int64, torch.float64)]
     expected = finished(stock.all_gather_into_tensor_coalesced(tensors, world_group()))
     assert_same(funcol.all_gather_into_tensor_coalesced(tensors, world_group()), expected)
-
-
-@each_world
-def test_all_gather_coalesced_agrees_for_several_dtypes_in_one_call(world: int) -> None:
-    run_ranks(all_gather_coalesced_of_dtypes_agrees, world)
 
 
 @each_world
@@ -420,7 +411,10 @@ def test_a_reduce_op_is_a_name_in_any_case_or_an_object(function: str, reduce_op
     run_ranks(each_form_of_a_reduce_op_agrees, 2, function, reduce_op, form)
 
 
-def leaves_its_input_as_it_is(rank: int, world: int, function: str) -> None:
+@each_world
+@each_function
+@on_ranks()
+def test_inputs_are_left_as_they_are(rank: int, world: int, function: str) -> None:
     x = sample(rank, PROGRAM_SHAPE)
     before = x.clone()
     results = PROGRAMS[function](funcol, x, world, world_group())
@@ -432,11 +426,8 @@ def leaves_its_input_as_it_is(rank: int, world: int, function: str) -> None:
 
 @each_world
 @each_function
-def test_inputs_are_left_as_they_are(world: int, function: str) -> None:
-    run_ranks(leaves_its_input_as_it_is, world, function)
-
-
-def takes_a_pending_input(rank: int, world: int, function: str) -> None:
+@on_ranks()
+def test_an_input_may_be_pending(rank: int, world: int, function: str) -> None:
     x = sample(rank, PROGRAM_SHAPE)
     pending = funcol.all_reduce(x, "sum", world_group())
     reduced = finished(stock.all_reduce(x, "sum", world_group()))
@@ -447,22 +438,13 @@ def takes_a_pending_input(rank: int, world: int, function: str) -> None:
 
 @each_world
 @each_function
-def test_an_input_may_be_pending(world: int, function: str) -> None:
-    run_ranks(takes_a_pending_input, world, function)
-
-
-def gives_pending_results(rank: int, world: int, function: str) -> None:
+@on_ranks()
+def test_results_are_pending_until_waited_for(rank: int, world: int, function: str) -> None:
     results = PROGRAMS[function](funcol, sample(rank, PROGRAM_SHAPE), world, world_group())
     results = [results] if isinstance(results, Tensor) else results
     assert all(map(funcol.is_pending, results))
     funcol.wait_tensors(results)
     assert not any(map(funcol.is_pending, results))
-
-
-@each_world
-@each_function
-def test_results_are_pending_until_waited_for(world: int, function: str) -> None:
-    run_ranks(gives_pending_results, world, function)
 
 
 @pytest.mark.parametrize(

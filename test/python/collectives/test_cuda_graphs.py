@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from ranks import run_ranks, stop_all
+from ranks import on_ranks, run_ranks, stop_all
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -83,7 +83,10 @@ class PlainStep:
         return [loss, *torch.autograd.grad(loss, [self.x, self.up, self.down])]
 
 
-def replays_a_plain_step(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_graph_of_a_step_of_plain_tensors_gives_with_new_inputs_what_stock_gives(
+    rank: int, world: int
+) -> None:
     eager, step = PlainStep(stock, rank), PlainStep(funcol, rank)
     warm_up(step)
     captured = Captured(step)
@@ -93,11 +96,8 @@ def replays_a_plain_step(rank: int, world: int) -> None:
         torch.testing.assert_close(captured.replay(), eager())
 
 
-def test_a_graph_of_a_step_of_plain_tensors_gives_with_new_inputs_what_stock_gives() -> None:
-    run_ranks(replays_a_plain_step, WORLD)
-
-
-def two_graphs_share_a_pool(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_two_graphs_that_share_a_pool_give_what_stock_gives(rank: int, world: int) -> None:
     eager = [PlainStep(stock, rank) for _ in range(2)]
     steps = [PlainStep(funcol, rank) for _ in range(2)]
     for step in steps:
@@ -112,11 +112,8 @@ def two_graphs_share_a_pool(rank: int, world: int) -> None:
             torch.testing.assert_close(captured[number].replay(), eager[number]())
 
 
-def test_two_graphs_that_share_a_pool_give_what_stock_gives() -> None:
-    run_ranks(two_graphs_share_a_pool, WORLD)
-
-
-def trains_in_a_graph(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_graph_of_a_step_with_its_optimizer_trains_as_stock(rank: int, world: int) -> None:
     """The optimizer's step is in the graph, so that each replay reads what the last one wrote."""
     eager, step = PlainStep(stock, rank), PlainStep(funcol, rank)
 
@@ -138,10 +135,6 @@ def trains_in_a_graph(rank: int, world: int) -> None:
             one.feed(100 * seed + rank)
         torch.testing.assert_close(captured.replay(), trained(eager))
     torch.testing.assert_close([step.up, step.down], [eager.up, eager.down])
-
-
-def test_a_graph_of_a_step_with_its_optimizer_trains_as_stock() -> None:
-    run_ranks(trains_in_a_graph, WORLD)
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -178,7 +171,11 @@ class DTensorStep:
         return [loss, self.x.grad, *(g.to_local() if isinstance(g, DTensor) else g for g in gradients)]
 
 
-def replays_a_dtensor_step(rank: int, world: int, plan: str) -> None:
+@pytest.mark.parametrize("plan", PLANS)
+@on_ranks(WORLD)
+def test_a_graph_of_a_step_of_dtensors_gives_with_new_inputs_what_stock_gives(
+    rank: int, world: int, plan: str
+) -> None:
     eager = DTensorStep(rank, world, plan)
     with funcol.installed():
         step = DTensorStep(rank, world, plan)
@@ -190,12 +187,8 @@ def replays_a_dtensor_step(rank: int, world: int, plan: str) -> None:
         torch.testing.assert_close(captured.replay(), eager())
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_graph_of_a_step_of_dtensors_gives_with_new_inputs_what_stock_gives(plan: str) -> None:
-    run_ranks(replays_a_dtensor_step, WORLD, plan)
-
-
-def redistributes_in_a_graph(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_graph_of_redistributions_gives_with_new_inputs_what_stock_gives(rank: int, world: int) -> None:
     mesh = init_device_mesh("cuda", (world,))
     x = drawn(rank, 2 * world, 2 * world)
 
@@ -213,10 +206,6 @@ def redistributes_in_a_graph(rank: int, world: int) -> None:
         torch.testing.assert_close(captured.replay(), step())
 
 
-def test_a_graph_of_redistributions_gives_with_new_inputs_what_stock_gives() -> None:
-    run_ranks(redistributes_in_a_graph, WORLD)
-
-
 class Block(nn.Module):
     def __init__(self, ops: Any, rank: int) -> None:
         super().__init__()
@@ -230,7 +219,8 @@ class Block(nn.Module):
         return self.scatter(hidden @ self.down, "sum", 0, group) * 2
 
 
-def is_made_a_graphed_callable(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_make_graphed_callables_gives_a_module_with_the_gradients_of_stock(rank: int, world: int) -> None:
     eager, block = Block(stock, rank), Block(funcol, rank)
     sample = drawn(rank, ROWS, WIDTH).requires_grad_()
     graphed = torch.cuda.make_graphed_callables(block, (sample,))
@@ -246,10 +236,6 @@ def is_made_a_graphed_callable(rank: int, world: int) -> None:
         torch.testing.assert_close(results(graphed, seed), results(eager, seed))
 
 
-def test_make_graphed_callables_gives_a_module_with_the_gradients_of_stock() -> None:
-    run_ranks(is_made_a_graphed_callable, WORLD)
-
-
 GATHERS = {"as it comes": 0, "merged": 1}
 
 
@@ -257,7 +243,11 @@ def gathered(x: Tensor, dim: int) -> Tensor:
     return funcol.all_gather_tensor(x, dim, dist.group.WORLD)
 
 
-def is_pending_as_a_capture_begins(rank: int, world: int, dim: int) -> None:
+@pytest.mark.parametrize("dim", GATHERS.values(), ids=GATHERS)
+@on_ranks(WORLD)
+def test_a_result_that_is_pending_as_a_capture_begins_is_right_within_it(
+    rank: int, world: int, dim: int
+) -> None:
     x = drawn(0, ROWS, WIDTH)
     expected = torch.cat([x] * world, dim)
     whole = gathered(x, dim)
@@ -267,12 +257,8 @@ def is_pending_as_a_capture_begins(rank: int, world: int, dim: int) -> None:
     torch.testing.assert_close(whole + 2, expected + 2)
 
 
-@pytest.mark.parametrize("dim", GATHERS.values(), ids=GATHERS)
-def test_a_result_that_is_pending_as_a_capture_begins_is_right_within_it(dim: int) -> None:
-    run_ranks(is_pending_as_a_capture_begins, WORLD, dim)
-
-
-def has_a_pending_gradient_as_a_capture_begins(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_gradient_that_is_pending_as_a_capture_begins_is_right_within_it(rank: int, world: int) -> None:
     x = drawn(0, ROWS, WIDTH).requires_grad_()
     funcol.all_reduce(x, "sum", dist.group.WORLD).sum().backward()
     assert x.grad is not None
@@ -289,11 +275,9 @@ def has_a_pending_gradient_as_a_capture_begins(rank: int, world: int) -> None:
         torch.testing.assert_close(captured.replay(), [before - (number + 1) * world])
 
 
-def test_a_gradient_that_is_pending_as_a_capture_begins_is_right_within_it() -> None:
-    run_ranks(has_a_pending_gradient_as_a_capture_begins, WORLD)
-
-
-def is_used_within_and_read_after(rank: int, world: int, dim: int) -> None:
+@pytest.mark.parametrize("dim", GATHERS.values(), ids=GATHERS)
+@on_ranks(WORLD)
+def test_a_result_that_a_capture_uses_is_right_after_each_replay(rank: int, world: int, dim: int) -> None:
     x = drawn(0, ROWS, WIDTH)
     warm_up(lambda: gathered(x, dim) + 1)
     results = []
@@ -315,23 +299,15 @@ def is_used_within_and_read_after(rank: int, world: int, dim: int) -> None:
         torch.cuda.current_stream().wait_stream(side)
 
 
-@pytest.mark.parametrize("dim", GATHERS.values(), ids=GATHERS)
-def test_a_result_that_a_capture_uses_is_right_after_each_replay(dim: int) -> None:
-    run_ranks(is_used_within_and_read_after, WORLD, dim)
-
-
-def merges_and_reads_after(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_merged_result_that_no_capture_uses_is_right_after_each_replay(rank: int, world: int) -> None:
+    """PyTorch waits for it at once."""
     x = drawn(0, ROWS, WIDTH)
     warm_up(lambda: gathered(x, 1) + 1)
     captured = Captured(lambda: [gathered(x, 1)])
     for seed in STEPS:
         x.copy_(drawn(seed, ROWS, WIDTH))
         torch.testing.assert_close(captured.replay(), [torch.cat([x] * world, 1)])
-
-
-def test_a_merged_result_that_no_capture_uses_is_right_after_each_replay() -> None:
-    """PyTorch waits for it at once."""
-    run_ranks(merges_and_reads_after, WORLD)
 
 
 def leaves_a_result_pending(rank: int, world: int, ops: Any) -> None:

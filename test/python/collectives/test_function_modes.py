@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from ranks import run_ranks
+from ranks import on_ranks
 from tensor_kinds import OF_STOCK, SIZE
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -130,7 +130,10 @@ def test_another_mode_beside_it_is() -> None:
             assert _C.all_reduce(x, "sum", dist.group.WORLD, "") is not NotImplemented
 
 
-def has_values_and_gradients(rank: int, world: int, mode: str, call: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", [call for call in OF_STOCK if call != "broadcast from the last"])
+@on_ranks(2)
+def test_values_and_gradients_are_those_without_a_mode(rank: int, world: int, mode: str, call: str) -> None:
     def run() -> list[Tensor]:
         x = (numbers() + rank).requires_grad_()
         result = OF_STOCK[call](funcol, x * 2)
@@ -145,12 +148,8 @@ def has_values_and_gradients(rank: int, world: int, mode: str, call: str) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("call", [call for call in OF_STOCK if call != "broadcast from the last"])
-def test_values_and_gradients_are_those_without_a_mode(call: str, mode: str) -> None:
-    run_ranks(has_values_and_gradients, 2, mode, call)
-
-
-def starts_before_its_peer(rank: int, world: int, mode: str) -> None:
+@on_ranks(2, timeout=30)
+def test_a_call_returns_before_its_peer_has_come(rank: int, world: int, mode: str) -> None:
     x = torch.full((4,), float(rank))
     ready = torch.zeros(1)
     if rank == 1:
@@ -160,11 +159,6 @@ def starts_before_its_peer(rank: int, world: int, mode: str) -> None:
     if rank == 0:
         dist.send(ready, 1)
     assert total.tolist() == [1.0] * 4
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_call_returns_before_its_peer_has_come(mode: str) -> None:
-    run_ranks(starts_before_its_peer, 2, mode, timeout=30)
 
 
 @pytest.mark.usefixtures("fake_world", "_fresh_compiler")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from differential import sample, world_group
 from gradient_cases import CASES, LINEAR, case_on, finite_differences
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 
 import funcol
@@ -19,7 +19,11 @@ ON_DEVICES = True
 each_world = pytest.mark.parametrize("world", [1, 2, 3])
 
 
-def agrees_with_finite_differences(rank: int, world: int, name: str) -> None:
+@pytest.mark.sampled(4)
+@each_world
+@pytest.mark.parametrize("name", CASES)
+@on_ranks()
+def test_a_gradient_agrees_with_finite_differences_over_all_ranks(rank: int, world: int, name: str) -> None:
     function, x, weights = case_on(rank, world, name)
     x.requires_grad_()
     result = function(x)
@@ -29,14 +33,9 @@ def agrees_with_finite_differences(rank: int, world: int, name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.sampled(4)
-@each_world
-@pytest.mark.parametrize("name", CASES)
-def test_a_gradient_agrees_with_finite_differences_over_all_ranks(world: int, name: str) -> None:
-    run_ranks(agrees_with_finite_differences, world, name)
-
-
-def differentiates_twice(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", LINEAR)
+@on_ranks(2)
+def test_a_linear_collective_can_be_differentiated_twice(rank: int, world: int, name: str) -> None:
     function, x, weights = case_on(rank, world, name)
     x.requires_grad_()
 
@@ -51,12 +50,8 @@ def differentiates_twice(rank: int, world: int, name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_a_linear_collective_can_be_differentiated_twice(name: str) -> None:
-    run_ranks(differentiates_twice, 2, name)
-
-
-def product_twice(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_product_can_be_differentiated_twice(rank: int, world: int) -> None:
     function, x, weights = case_on(rank, world, "all_reduce product")
 
     def backward(x: Tensor) -> Tensor:
@@ -71,20 +66,13 @@ def product_twice(rank: int, world: int) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_product_can_be_differentiated_twice() -> None:
-    run_ranks(product_twice, 2)
-
-
-def product_of_zeros(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_gradient_of_a_product_is_right_where_factors_are_zero(rank: int, world: int) -> None:
     x = torch.tensor([[0.0, 2.0, 0.0], [5.0, 0.0, 0.0]][rank], requires_grad=True)
     funcol.all_reduce(x, "product", world_group()).sum().backward()
     assert x.grad is not None
     # Two ranks sum: each has a gradient of 1, so the factor of the other rank counts twice.
     assert x.grad.tolist() == [[10.0, 0.0, 0.0], [0.0, 4.0, 0.0]][rank]
-
-
-def test_the_gradient_of_a_product_is_right_where_factors_are_zero() -> None:
-    run_ranks(product_of_zeros, 2)
 
 
 def extremum(rank: int, world: int, reduce_op: str) -> list[float]:
@@ -109,7 +97,8 @@ def test_ranks_that_tie_for_the_minimum_share_its_gradient_and_nan_counts_as_eag
     assert run_ranks(extremum, 3, "min") == [[1, 0, 1.5, 1], [1, 3, 1.5, 1], [1, 0, 0, 1]]
 
 
-def multiplies_by_its_own_factor(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_premul_sum_multiplies_the_summed_gradient_by_the_factor_of_the_rank(rank: int, world: int) -> None:
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     group = dist.new_group(list(range(world)), backend="fake")  # its sum over the ranks is what this one has
     factor = 3.0 + rank
@@ -118,7 +107,3 @@ def multiplies_by_its_own_factor(rank: int, world: int) -> None:
     funcol.wait_tensor(funcol.all_reduce(x, premul_sum, group)).backward(torch.tensor([1.0, 2.0]))
     assert x.grad is not None
     assert x.grad.tolist() == [factor, 2 * factor]
-
-
-def test_premul_sum_multiplies_the_summed_gradient_by_the_factor_of_the_rank() -> None:
-    run_ranks(multiplies_by_its_own_factor, 2)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
 from gradient_cases import case_on, finite_differences
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 
 import funcol
@@ -87,7 +87,9 @@ ASYNCHRONOUS = [
 ]
 
 
-def leaves_a_pending_gradient(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@on_ranks(2)
+def test_the_collective_of_the_backward_pass_is_asynchronous_too(rank: int, world: int, name: str) -> None:
     function, x, weights = case_on(rank, world, name)
     x.requires_grad_()
     result = function(x)
@@ -101,12 +103,8 @@ def leaves_a_pending_gradient(rank: int, world: int, name: str) -> None:
     assert not funcol.is_pending(x.grad)
 
 
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_the_collective_of_the_backward_pass_is_asynchronous_too(name: str) -> None:
-    run_ranks(leaves_a_pending_gradient, 2, name)
-
-
-def records_by_name_only(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_backward_through_a_group_that_is_gone_is_refused(rank: int, world: int) -> None:
     group = dist.new_group(list(range(world)))
     x = torch.ones(2, requires_grad=True)
     y = funcol.wait_tensor(funcol.all_reduce(x, "sum", group))
@@ -115,11 +113,11 @@ def records_by_name_only(rank: int, world: int) -> None:
         y.sum().backward()
 
 
-def test_backward_through_a_group_that_is_gone_is_refused() -> None:
-    run_ranks(records_by_name_only, 2)
-
-
-def backward_twice(rank: int, world: int, retain: bool) -> None:
+@pytest.mark.parametrize("retain", [True, False])
+@on_ranks(2)
+def test_a_graph_that_saved_values_runs_backward_twice_only_if_it_is_retained(
+    rank: int, world: int, retain: bool
+) -> None:
     x = torch.ones(2, requires_grad=True)
     y = funcol.all_reduce_coalesced([x, x * 2], "max", world_group())[0]
     y.sum().backward(retain_graph=retain)
@@ -130,11 +128,6 @@ def backward_twice(rank: int, world: int, retain: bool) -> None:
     else:
         with pytest.raises(RuntimeError, match="second time"):
             y.sum().backward()
-
-
-@pytest.mark.parametrize("retain", [True, False])
-def test_a_graph_that_saved_values_runs_backward_twice_only_if_it_is_retained(retain: bool) -> None:
-    run_ranks(backward_twice, 2, retain)
 
 
 def compiled_gradient(rank: int, world: int, name: str, backend: str) -> None:
@@ -178,18 +171,6 @@ def test_a_compiled_collective_has_the_gradient_of_eager(name: str) -> None:
     run_ranks(compiled_gradient, 2, name, "aot_eager", timeout=120)
 
 
-def gradient_by_a_compiled_engine(rank: int, world: int, name: str) -> None:
-    function, x, weights = case_on(rank, world, name)
-    expected = x.clone().requires_grad_()
-    function(expected).backward(weights)
-    actual = x.clone().requires_grad_()
-    result = function(actual)
-    torch._dynamo.reset()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        result.backward(weights)
-    torch.testing.assert_close(actual.grad, expected.grad)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
@@ -206,5 +187,14 @@ def gradient_by_a_compiled_engine(rank: int, world: int, name: str) -> None:
         "reduce_scatter_tensor_coalesced max",
     ],
 )
-def test_compiled_autograd_runs_the_backward_pass(name: str) -> None:
-    run_ranks(gradient_by_a_compiled_engine, 2, name, timeout=120)
+@on_ranks(2, timeout=120)
+def test_compiled_autograd_runs_the_backward_pass(rank: int, world: int, name: str) -> None:
+    function, x, weights = case_on(rank, world, name)
+    expected = x.clone().requires_grad_()
+    function(expected).backward(weights)
+    actual = x.clone().requires_grad_()
+    result = function(actual)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        result.backward(weights)
+    torch.testing.assert_close(actual.grad, expected.grad)

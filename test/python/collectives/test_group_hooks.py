@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor, nn
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -203,7 +203,9 @@ def test_the_flight_recorder_dumps_the_same_entries_in_the_same_order() -> None:
     assert min(run_ranks(records_the_same, 2)) >= len(PROGRAMS)
 
 
-def refuses_what_is_no_number(rank: int, world: int) -> None:
+@pytest.mark.cpu_only  # on devices the check asserts within a kernel
+@on_ranks(2)
+def test_the_check_for_nans_refuses_before_anything_is_sent(rank: int, world: int) -> None:
     group = dist.group.WORLD
     bad = numbers(4)
     bad[1] = math.nan
@@ -223,12 +225,8 @@ def refuses_what_is_no_number(rank: int, world: int) -> None:
     assert funcol.all_reduce(bad, "sum", group).isnan().tolist() == [False, True, False, False]
 
 
-@pytest.mark.cpu_only  # on devices the check asserts within a kernel
-def test_the_check_for_nans_refuses_before_anything_is_sent() -> None:
-    run_ranks(refuses_what_is_no_number, 2)
-
-
-def raises_in_a_hook(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_nothing_is_sent_if_a_hook_raises(rank: int, world: int) -> None:
     group: Any = dist.group.WORLD
 
     def refuse(call: Any) -> None:
@@ -242,7 +240,3 @@ def raises_in_a_hook(rank: int, world: int) -> None:
         group.unregister_pre_hook(17)
     result = funcol.all_reduce(numbers(4), "sum", group)
     assert torch.equal(result, sum((numbers(4) - rank + one for one in range(world)), torch.zeros(4)))
-
-
-def test_nothing_is_sent_if_a_hook_raises() -> None:
-    run_ranks(raises_in_a_hook, 2)

@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from differential import DIMS, DTYPES, PROGRAM_SHAPE, PROGRAMS, assert_same, finished, sample, world_group
 from group_forms import FORMS, FORMS_OF_ALL_RANKS, FORMS_OF_SOME_RANKS, all_ranks, square
-from ranks import device_type, made_once, rejoin, run_ranks
+from ranks import device_type, made_once, on_ranks, rejoin, run_ranks
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -81,19 +81,16 @@ def test_a_tag_changes_nothing_for_a_group_that_is_not_a_list(function: str, for
     run_ranks(agrees_in_form, 2, function, form, ("any",))
 
 
-def takes_the_tagged_group(rank: int, world: int, function: str, tag: str) -> None:
+@each_function
+@pytest.mark.parametrize("tag", ["", "twin"])
+@on_ranks(2)
+def test_a_tag_tells_groups_of_the_same_ranks_apart(rank: int, world: int, function: str, tag: str) -> None:
     twin = tagged_group()
     expected = twin if tag else world_group()
     assert funcol.groups.resolve_group(all_ranks(), tag) is expected
     x = sample(rank, PROGRAM_SHAPE)
     result = finished(PROGRAMS[function](stock, x, world, expected))
     assert_same(PROGRAMS[function](funcol, x, world, all_ranks(), tag), result)
-
-
-@each_function
-@pytest.mark.parametrize("tag", ["", "twin"])
-def test_a_tag_tells_groups_of_the_same_ranks_apart(function: str, tag: str) -> None:
-    run_ranks(takes_the_tagged_group, 2, function, tag)
 
 
 def warns(rank: int, world: int, form: str) -> list[str]:
@@ -117,7 +114,12 @@ def test_other_forms_do_not_warn(form: str) -> None:
 # Sub-groups
 
 
-def sub_group_agrees(rank: int, world: int, function: str, by_name: bool) -> None:
+@each_function
+@pytest.mark.parametrize("by_name", [True, False])
+@on_ranks(3)
+def test_a_sub_group_is_used_by_its_members_alone(
+    rank: int, world: int, function: str, by_name: bool
+) -> None:
     members = [0, 2]
     group = dist.new_group(members)
     if rank in members:
@@ -127,13 +129,8 @@ def sub_group_agrees(rank: int, world: int, function: str, by_name: bool) -> Non
         dist.destroy_process_group(group)
 
 
-@each_function
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_sub_group_is_used_by_its_members_alone(function: str, by_name: bool) -> None:
-    run_ranks(sub_group_agrees, 3, function, by_name)
-
-
-def broadcasts_from_group_rank(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_source_counts_within_its_group(rank: int, world: int) -> None:
     members = [1, 2]
     group = dist.new_group(members)
     if rank in members:
@@ -142,11 +139,8 @@ def broadcasts_from_group_rank(rank: int, world: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_a_source_counts_within_its_group() -> None:
-    run_ranks(broadcasts_from_group_rank, 3)
-
-
-def interleaves_groups(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_collectives_of_several_groups_may_be_under_way_at_once(rank: int, world: int) -> None:
     mesh = square()
     rows = funcol.all_reduce(torch.tensor(float(rank)), "sum", (mesh, 1))
     columns = funcol.all_reduce(torch.tensor(float(rank)), "sum", (mesh, 0))
@@ -156,10 +150,6 @@ def interleaves_groups(rank: int, world: int) -> None:
     assert rows.item() == {0: 1, 1: 5}[rank // 2]
 
 
-def test_collectives_of_several_groups_may_be_under_way_at_once() -> None:
-    run_ranks(interleaves_groups, 4)
-
-
 # Groups that come and go
 
 
@@ -167,7 +157,8 @@ def num_ranks_of(group: Any) -> int:
     return funcol.all_gather_tensor(torch.zeros(1), 0, group).numel()
 
 
-def follows_a_name_to_its_new_group(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_name_that_is_registered_anew_means_the_new_group(rank: int, world: int) -> None:
     pair, trio = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
     name = "reused"
     if rank < 2:
@@ -179,11 +170,9 @@ def follows_a_name_to_its_new_group(rank: int, world: int) -> None:
     c10d._unregister_process_group(name)
 
 
-def test_a_name_that_is_registered_anew_means_the_new_group() -> None:
-    run_ranks(follows_a_name_to_its_new_group, 3)
-
-
-def forgets_an_unregistered_name(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+@on_ranks()
+def test_the_name_of_a_destroyed_group_is_unknown_though_its_object_lives(rank: int, world: int) -> None:
     group = dist.new_group(all_ranks())
     name = group.group_name
     assert num_ranks_of(name) == world
@@ -193,11 +182,11 @@ def forgets_an_unregistered_name(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_the_name_of_a_destroyed_group_is_unknown_though_its_object_lives(world: int) -> None:
-    run_ranks(forgets_an_unregistered_name, world)
-
-
-def uses_its_default_group_again(rank: int, world: int, form: str) -> None:
+@pytest.mark.parametrize("form", FORMS_OF_ALL_RANKS)
+@on_ranks()
+def test_a_default_group_made_anew_is_used_though_the_old_object_lives(
+    rank: int, world: int, form: str
+) -> None:
     old = world_group()
     name = old.group_name
     assert num_ranks_of(FORMS[form]()[0]) == world
@@ -207,13 +196,8 @@ def uses_its_default_group_again(rank: int, world: int, form: str) -> None:
     assert num_ranks_of(FORMS[form]()[0]) == world
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("form", FORMS_OF_ALL_RANKS)
-def test_a_default_group_made_anew_is_used_though_the_old_object_lives(world: int, form: str) -> None:
-    run_ranks(uses_its_default_group_again, world, form)
-
-
-def remembers_many_groups(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_many_names_in_turn_mean_their_own_groups(rank: int, world: int) -> None:
     groups = [dist.new_group(all_ranks()[: 1 + index % world]) for index in range(12)]
     for _ in range(2):
         for index, group in enumerate(groups):
@@ -225,11 +209,8 @@ def remembers_many_groups(rank: int, world: int) -> None:
             dist.destroy_process_group(group)
 
 
-def test_many_names_in_turn_mean_their_own_groups() -> None:
-    run_ranks(remembers_many_groups, 2)
-
-
-def resolves_names_on_threads(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_thread_that_has_seen_no_group_finds_them_by_name(rank: int, world: int) -> None:
     import threading
 
     group = dist.new_group(all_ranks())
@@ -247,7 +228,3 @@ def resolves_names_on_threads(rank: int, world: int) -> None:
         thread.join()
     dist.destroy_process_group(group)
     assert sizes == [world, world]
-
-
-def test_a_thread_that_has_seen_no_group_finds_them_by_name() -> None:
-    run_ranks(resolves_names_on_threads, 2)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from differential import world_group
 from in_flight import in_flight, peer_that_comes_late, recording
 from processes import comes_true, start_process
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import Finish, make_pending
 
 import funcol
@@ -62,7 +62,10 @@ def test_a_line_tells_all_of_it() -> None:
     tensors[0].sum()
 
 
-def lists_what_waits_for_the_peer(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_held_dropped_and_registered_collectives_are_listed_until_the_peer_comes(
+    rank: int, world: int
+) -> None:
     x = torch.full((2, 3), float(rank))
     with peer_that_comes_late(rank) as is_alone:
         if is_alone:
@@ -86,11 +89,8 @@ def lists_what_waits_for_the_peer(rank: int, world: int) -> None:
     assert comes_true(lambda: funcol.pending() == [])
 
 
-def test_held_dropped_and_registered_collectives_are_listed_until_the_peer_comes() -> None:
-    run_ranks(lists_what_waits_for_the_peer, 2)
-
-
-def lists_nothing_that_is_over(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_is_over_is_not_listed_though_nobody_has_waited_for_it(rank: int, world: int) -> None:
     results = [funcol.all_reduce(torch.ones(3), "sum", world_group()) for _ in range(3)]
     dist.barrier()
     assert comes_true(lambda: in_flight("all_reduce") == [])
@@ -98,10 +98,6 @@ def lists_nothing_that_is_over(rank: int, world: int) -> None:
     assert funcol.unwaited_collectives()["all_reduce"] >= 3
     for result in results:
         result.sum()
-
-
-def test_what_is_over_is_not_listed_though_nobody_has_waited_for_it() -> None:
-    run_ranks(lists_nothing_that_is_over, 2)
 
 
 def test_threads_may_list_while_others_start_and_wait() -> None:
@@ -155,7 +151,10 @@ def line_here() -> int:
     return sys._getframe(1).f_lineno
 
 
-def notes_the_line(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_line_outside_of_pytorch_and_funcol_is_noted_while_callers_are_recorded(
+    rank: int, world: int
+) -> None:
     results = []
     with peer_that_comes_late(rank) as is_alone:
         if is_alone:
@@ -163,7 +162,8 @@ def notes_the_line(rank: int, world: int) -> None:
                 line = line_here() + 1
                 results.append(funcol.all_reduce(torch.ones(2), "sum", world_group()))
                 [listed] = funcol.pending()
-                assert listed.caller == f"{__file__}:{line} in notes_the_line"
+                name = "test_the_line_outside_of_pytorch_and_funcol_is_noted_while_callers_are_recorded"
+                assert listed.caller == f"{__file__}:{line} in {name}"
                 assert f", started at {listed.caller}" in str(listed)
             results.append(funcol.all_reduce(torch.ones(2), "sum", world_group()))
             assert [one.caller is None for one in funcol.pending()] == [False, True]
@@ -172,11 +172,8 @@ def notes_the_line(rank: int, world: int) -> None:
     assert [result.tolist() for result in results] == [[2.0, 2.0]] * 2
 
 
-def test_the_line_outside_of_pytorch_and_funcol_is_noted_while_callers_are_recorded() -> None:
-    run_ranks(notes_the_line, 2)
-
-
-def notes_the_line_of_backward(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_collective_of_a_backward_pass_has_the_line_that_called_it(rank: int, world: int) -> None:
     x = torch.ones(2, requires_grad=True)
     loss = funcol.all_reduce(x, "sum", world_group()).sum()
     with peer_that_comes_late(rank) as is_alone:
@@ -185,7 +182,7 @@ def notes_the_line_of_backward(rank: int, world: int) -> None:
                 line = line_here() + 1
                 loss.backward()
                 assert [one.caller for one in funcol.pending()] == [
-                    f"{__file__}:{line} in notes_the_line_of_backward"
+                    f"{__file__}:{line} in test_a_collective_of_a_backward_pass_has_the_line_that_called_it"
                 ]
     if rank != 0:
         loss.backward()
@@ -193,14 +190,11 @@ def notes_the_line_of_backward(rank: int, world: int) -> None:
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-def test_a_collective_of_a_backward_pass_has_the_line_that_called_it() -> None:
-    run_ranks(notes_the_line_of_backward, 2)
-
-
 # Errors
 
 
-def times_out(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_error_of_a_time_out_tells_what_else_is_in_flight(rank: int, world: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=1))
     with peer_that_comes_late(rank) as is_alone:
         message = ""
@@ -214,17 +208,13 @@ def times_out(rank: int, world: int) -> None:
     if rank == 0:
         assert f"funcol::all_reduce failed on group '{group.group_name}'; result of shape [2, 3]" in message
         assert re.search(
-            r"It was started [1-9]\.\d s ago \(rank 0 of 2\) at .*test_in_flight\.py:\d+ in times_out",
+            r"It was started [1-9]\.\d s ago \(rank 0 of 2\) at .*test_in_flight\.py:\d+ in test_the_error",
             message,
         )
         assert "Also in flight in this process:\n  all_gather_tensor of Float [8] on group" in message
     else:
         second = funcol.all_gather_tensor(torch.ones(4), 0, world_group())
     assert second.tolist() == [1.0] * 8
-
-
-def test_the_error_of_a_time_out_tells_what_else_is_in_flight() -> None:
-    run_ranks(times_out, 2)
 
 
 def test_an_error_lists_a_few_of_many() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import sample
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import same
 from torch import Tensor
 
@@ -85,7 +85,10 @@ def gradients(rank: int, world: int, form: str) -> list[Tensor]:
     return [*(out.detach() for out in written), first.detach(), second]
 
 
-def has_the_gradients_of_a_copy(rank: int, world: int, form: str) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+@on_ranks()
+def test_a_form_has_the_gradients_of_a_copy(rank: int, world: int, form: str) -> None:
     actual = gradients(rank, world, form)
     with copying():
         expected = gradients(rank, world, form)
@@ -93,13 +96,10 @@ def has_the_gradients_of_a_copy(rank: int, world: int, form: str) -> None:
         assert same(one, other)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_has_the_gradients_of_a_copy(form: str, world: int) -> None:
-    run_ranks(has_the_gradients_of_a_copy, world, form)
-
-
-def has_the_same_gradient_by_a_compiled_engine(rank: int, world: int, form: str) -> None:
+@on_ranks(2, timeout=40)
+def test_compiled_autograd_runs_the_backward_pass_of_a_form(rank: int, world: int, form: str) -> None:
     def gradient(engine: Any) -> Tensor:
         x = sample(rank, (4, 3)).requires_grad_()
         loss = FORMS[form](x, world)[-1].mul(rank + 1).sum()
@@ -114,13 +114,8 @@ def has_the_same_gradient_by_a_compiled_engine(rank: int, world: int, form: str)
         assert same(gradient(engine), expected)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("form", FORMS)
-def test_compiled_autograd_runs_the_backward_pass_of_a_form(form: str) -> None:
-    run_ranks(has_the_same_gradient_by_a_compiled_engine, 2, form, timeout=40)
-
-
-def ends_though_threads_of_gloo_need_the_gil(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_compiled_backward_pass_starts_collectives_without_the_gil(rank: int, world: int) -> None:
     # Drops the destination at once, so that now and then a thread of Gloo is its last holder.
     for _ in range(300):
         x = torch.ones(4, requires_grad=True)
@@ -129,22 +124,17 @@ def ends_though_threads_of_gloo_need_the_gil(rank: int, world: int) -> None:
             loss.backward()
 
 
-def test_a_compiled_backward_pass_starts_collectives_without_the_gil() -> None:
-    run_ranks(ends_though_threads_of_gloo_need_the_gil, 2)
-
-
-def uses_one_of_a_list(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_each_rank_may_use_another_part_of_a_gathered_list(rank: int, world: int) -> None:
     x = torch.ones(2, requires_grad=True)
     parts = funcol.all_gather_inplace([torch.zeros(2) for _ in range(world)], x * 2)
     parts[rank].sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-def test_each_rank_may_use_another_part_of_a_gathered_list() -> None:
-    run_ranks(uses_one_of_a_list, 2)
-
-
-def refuses_a_leaf_before_sending(rank: int, world: int, form: str) -> None:
+@pytest.mark.parametrize("form", ["all_reduce", "broadcast"])
+@on_ranks(2)
+def test_a_leaf_is_refused_before_anything_is_sent(rank: int, world: int, form: str) -> None:
     if rank == 0:
         leaf = torch.ones(2, requires_grad=True)
         with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
@@ -152,12 +142,8 @@ def refuses_a_leaf_before_sending(rank: int, world: int, form: str) -> None:
     dist.barrier()  # which would wait for ever, or mix with it, had rank 0 sent anything
 
 
-@pytest.mark.parametrize("form", ["all_reduce", "broadcast"])
-def test_a_leaf_is_refused_before_anything_is_sent(form: str) -> None:
-    run_ranks(refuses_a_leaf_before_sending, 2, form)
-
-
-def leads_back_from_the_destination(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_a_destination_was_made_of_gets_zeros_as_its_gradient(rank: int, world: int) -> None:
     weight = torch.ones(2 * world, requires_grad=True)
     out = weight * 1
     funcol.all_gather_tensor_inplace(out, torch.ones(2))
@@ -165,11 +151,8 @@ def leads_back_from_the_destination(rank: int, world: int) -> None:
     assert gradient.tolist() == [0.0] * (2 * world)
 
 
-def test_what_a_destination_was_made_of_gets_zeros_as_its_gradient() -> None:
-    run_ranks(leads_back_from_the_destination, 2)
-
-
-def writes_inference_tensors(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_inference_tensor_is_written_in_inference_mode_only(rank: int, world: int) -> None:
     with torch.inference_mode():
         x = torch.ones(3)
         assert funcol.all_reduce_inplace(x).tolist() == [2.0] * 3
@@ -177,11 +160,8 @@ def writes_inference_tensors(rank: int, world: int) -> None:
         funcol.all_reduce_inplace(x)
 
 
-def test_an_inference_tensor_is_written_in_inference_mode_only() -> None:
-    run_ranks(writes_inference_tensors, 2)
-
-
-def takes_pending_tensors(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_sources_and_destinations_may_be_pending(rank: int, world: int) -> None:
     pending = funcol.all_reduce(torch.ones(2, 3), "sum", dist.group.WORLD)
     assert funcol.all_reduce_inplace(pending) is pending
     assert pending.tolist() == [[world**2] * 3] * 2
@@ -190,17 +170,10 @@ def takes_pending_tensors(rank: int, world: int) -> None:
     assert out.tolist() == [[world] * 3] * (2 * world)
 
 
-def test_sources_and_destinations_may_be_pending() -> None:
-    run_ranks(takes_pending_tensors, 2)
-
-
-def leaves_nothing_unwaited(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_form_leaves_nothing_to_be_waited_for(rank: int, world: int) -> None:
     before = funcol.unwaited_collectives()
     x = torch.ones(2)
     funcol.all_reduce_inplace(x)
     funcol.all_gather_inplace([torch.zeros(2) for _ in range(world)], x)
     assert funcol.unwaited_collectives() == before
-
-
-def test_a_form_leaves_nothing_to_be_waited_for() -> None:
-    run_ranks(leaves_nothing_unwaited, 2)

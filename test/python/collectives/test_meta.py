@@ -11,7 +11,7 @@ import torch
 from differential import LAYOUTS, sample, world_group
 from graphs import targets_in
 from metas import listed, metadata, symbolic_meta_input
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -79,13 +79,10 @@ def test_a_fake_tensor_sees_what_the_real_op_gives(op: str, dtype: torch.dtype) 
     run_ranks(meta_agrees_with_real, WORLD, op, "offset", dtype, True)
 
 
-def meta_gathers_a_0_dim_tensor(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_the_meta_kernel_gathers_a_0_dim_tensor_as_a_1_dim_one(rank: int, world: int) -> None:
     result = ops.all_gather_into_tensor(torch.tensor(1.0, device="meta"), WORLD, "any")
     assert result.shape == (WORLD,)
-
-
-def test_the_meta_kernel_gathers_a_0_dim_tensor_as_a_1_dim_one() -> None:
-    run_ranks(meta_gathers_a_0_dim_tensor, 1)
 
 
 @pytest.mark.parametrize("op", ["all_reduce_", "broadcast_"])
@@ -167,17 +164,14 @@ def test_a_traced_op_becomes_the_core_op_and_a_wait(op: str, mode: str) -> None:
         assert not any(target.startswith("funcol.") for target in targets)
 
 
-def traces_any_size(rank: int, world: int, op: str) -> None:
+@each_op
+@on_ranks(WORLD)
+def test_a_graph_traced_with_symbolic_sizes_serves_other_sizes(rank: int, world: int, op: str) -> None:
     name = world_group().group_name
     graph = make_fx(lambda x: listed(OPS[op](x, name)), tracing_mode="symbolic")(sample(rank, (4, 6)))
     other = sample(rank, (8, 5))
     for actual, expected in zip(graph(other), listed(OPS[op](other, name)), strict=True):
         assert torch.equal(actual, expected)
-
-
-@each_op
-def test_a_graph_traced_with_symbolic_sizes_serves_other_sizes(op: str) -> None:
-    run_ranks(traces_any_size, WORLD, op)
 
 
 OPCHECKED: dict[str, Callable[[str], tuple[Any, ...]]] = {
@@ -190,16 +184,13 @@ OPCHECKED: dict[str, Callable[[str], tuple[Any, ...]]] = {
 }
 
 
-def passes_opcheck(rank: int, world: int, op: str, check: str) -> None:
-    arguments = OPCHECKED[op](world_group().group_name)
-    torch.library.opcheck(getattr(ops, op).default, arguments, test_utils=check)
-
-
 @pytest.mark.parametrize("op", OPCHECKED)
 # Its other two checks stumble over PyTorch's own wait_tensor, whose schema hides that it returns its input.
 @pytest.mark.parametrize("check", ["test_autograd_registration", "test_aot_dispatch_dynamic"])
-def test_an_op_passes_the_checks_of_pytorch(op: str, check: str) -> None:
-    run_ranks(passes_opcheck, 1, op, check)
+@on_ranks(1)
+def test_an_op_passes_the_checks_of_pytorch(rank: int, world: int, op: str, check: str) -> None:
+    arguments = OPCHECKED[op](world_group().group_name)
+    torch.library.opcheck(getattr(ops, op).default, arguments, test_utils=check)
 
 
 # Collectives whose results' shapes do not depend on the size of the group.

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, WORLDS, assert_same, sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from versions import TORCH
 
@@ -136,16 +136,13 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 GROUPS = {"name": name, "object": world_group}
 
 
-def agrees_with_the_function(rank: int, world: int, call: str, group: str) -> None:
-    op, function = CALLS[call]
-    assert_same(op(x_of(rank), GROUPS[group](), world), function(x_of(rank), world_group(), world))
-
-
 @each_world
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_op_agrees_with_its_function(world: int, call: str, group: str) -> None:
-    run_ranks(agrees_with_the_function, world, call, group)
+@on_ranks()
+def test_each_op_agrees_with_its_function(rank: int, world: int, call: str, group: str) -> None:
+    op, function = CALLS[call]
+    assert_same(op(x_of(rank), GROUPS[group](), world), function(x_of(rank), world_group(), world))
 
 
 # Arguments after the tensor, the group left out.
@@ -158,7 +155,9 @@ ARGUMENTS: dict[str, Callable[[int], tuple[Any, ...]]] = {
 }
 
 
-def runs_the_kernel_for_any_other_device(rank: int, world: int, call: str) -> None:
+@pytest.mark.parametrize("call", ARGUMENTS)
+@on_ranks(2)
+def test_the_kernel_for_any_other_device_runs_on_its_backend(rank: int, world: int, call: str) -> None:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     op = getattr(ops, call).default
     result = op.redispatch(keys, x_of(rank), *ARGUMENTS[call](world), name())
@@ -166,12 +165,13 @@ def runs_the_kernel_for_any_other_device(rank: int, world: int, call: str) -> No
     assert_same(result, CALLS[call][1](x_of(rank), world_group(), world))
 
 
-@pytest.mark.parametrize("call", ARGUMENTS)
-def test_the_kernel_for_any_other_device_runs_on_its_backend(call: str) -> None:
-    run_ranks(runs_the_kernel_for_any_other_device, 2, call)
-
-
-def takes_a_reduce_op_object(rank: int, world: int, call: str, form: str) -> None:
+@from_2_15
+@pytest.mark.parametrize("form", ["enum", "object"])
+@pytest.mark.parametrize(
+    "call", ["all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"]
+)
+@on_ranks(2)
+def test_an_op_takes_a_reduce_op_object(rank: int, world: int, call: str, form: str) -> None:
     reduce_op = {"enum": dist.ReduceOp.MAX, "object": dist.ReduceOp(dist.ReduceOp.MAX)}[form]
     x = x_of(rank)
     calls = {
@@ -185,25 +185,13 @@ def takes_a_reduce_op_object(rank: int, world: int, call: str, form: str) -> Non
     assert_same(calls[call](reduce_op), calls[call]("max"))
 
 
-@from_2_15
-@pytest.mark.parametrize("form", ["enum", "object"])
-@pytest.mark.parametrize(
-    "call", ["all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"]
-)
-def test_an_op_takes_a_reduce_op_object(call: str, form: str) -> None:
-    run_ranks(takes_a_reduce_op_object, 2, call, form)
-
-
-def gives_pending_results(rank: int, world: int, call: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+@on_ranks(2)
+def test_an_op_that_makes_its_result_gives_a_pending_one(rank: int, world: int, call: str) -> None:
     results = CALLS[call][0](x_of(rank), name(), world)
     results = [results] if isinstance(results, Tensor) else results
     assert all(map(funcol.is_pending, results))
     funcol.wait_tensors(results)
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_an_op_that_makes_its_result_gives_a_pending_one(call: str) -> None:
-    run_ranks(gives_pending_results, 2, call)
 
 
 # In-place and out forms
@@ -221,7 +209,13 @@ IN_PLACE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def writes_its_input(rank: int, world: int, op: str, dtype: torch.dtype) -> None:
+@each_world
+@pytest.mark.parametrize("op", IN_PLACE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+@on_ranks()
+def test_an_in_place_op_writes_and_returns_its_input(
+    rank: int, world: int, op: str, dtype: torch.dtype
+) -> None:
     in_place, function = IN_PLACE[op]
     x = sample(rank, (5, 3), dtype)
     expected = funcol.wait_tensor(function(x))
@@ -235,13 +229,11 @@ def writes_its_input(rank: int, world: int, op: str, dtype: torch.dtype) -> None
 
 
 @each_world
-@pytest.mark.parametrize("op", IN_PLACE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
-def test_an_in_place_op_writes_and_returns_its_input(world: int, op: str, dtype: torch.dtype) -> None:
-    run_ranks(writes_its_input, world, op, dtype)
-
-
-def writes_its_inputs(rank: int, world: int, dtype: torch.dtype) -> None:
+@on_ranks()
+def test_the_coalesced_in_place_op_writes_and_returns_its_inputs(
+    rank: int, world: int, dtype: torch.dtype
+) -> None:
     inputs = [sample(rank, shape, dtype) for shape in ((5, 3), (4,), (0, 2))]
     expected = funcol.wait_tensors(funcol.all_reduce_coalesced(inputs, "sum", world_group()))
     results = ops.all_reduce_coalesced_(inputs, "sum", name())
@@ -249,12 +241,6 @@ def writes_its_inputs(rank: int, world: int, dtype: torch.dtype) -> None:
     waited = ops.wait_tensors(results)
     assert all(result is x for result, x in zip(waited, inputs, strict=True))
     assert_same(inputs, expected)
-
-
-@each_world
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
-def test_the_coalesced_in_place_op_writes_and_returns_its_inputs(world: int, dtype: torch.dtype) -> None:
-    run_ranks(writes_its_inputs, world, dtype)
 
 
 OUT: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
@@ -271,7 +257,11 @@ OUT: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 }
 
 
-def writes_out(rank: int, world: int, op: str, dtype: torch.dtype) -> None:
+@each_world
+@pytest.mark.parametrize("op", OUT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bool], ids=str)
+@on_ranks()
+def test_an_op_with_out_writes_and_returns_it(rank: int, world: int, op: str, dtype: torch.dtype) -> None:
     with_out, function, make_out = OUT[op]
     x = sample(rank, PROGRAM_SHAPE, dtype)
     out = make_out(x, world)
@@ -283,14 +273,9 @@ def writes_out(rank: int, world: int, op: str, dtype: torch.dtype) -> None:
     assert_same(out, funcol.wait_tensor(function(x, world)))
 
 
-@each_world
-@pytest.mark.parametrize("op", OUT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bool], ids=str)
-def test_an_op_with_out_writes_and_returns_it(world: int, op: str, dtype: torch.dtype) -> None:
-    run_ranks(writes_out, world, op, dtype)
-
-
-def updates_a_pending_tensor_in_place(rank: int, world: int, op: str) -> None:
+@pytest.mark.parametrize("op", IN_PLACE)
+@on_ranks(2)
+def test_an_in_place_op_takes_a_pending_tensor(rank: int, world: int, op: str) -> None:
     in_place, function = IN_PLACE[op]
     x = sample(rank, (5, 3))
     reduced = funcol.wait_tensor(funcol.all_reduce(x, "sum", world_group())).clone()
@@ -300,15 +285,15 @@ def updates_a_pending_tensor_in_place(rank: int, world: int, op: str) -> None:
     assert_same(funcol.wait_tensor(result), funcol.wait_tensor(function(reduced)))
 
 
-@pytest.mark.parametrize("op", IN_PLACE)
-def test_an_in_place_op_takes_a_pending_tensor(op: str) -> None:
-    run_ranks(updates_a_pending_tensor_in_place, 2, op)
-
-
 # Waiting
 
 
-def waits_once(rank: int, world: int, call: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    ["all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"],
+)
+@on_ranks(2)
+def test_one_work_that_covers_several_outputs_is_waited_for_once(rank: int, world: int, call: str) -> None:
     waits_before, _ = funcol._C.async_counters()
     results = CALLS[call][0](x_of(rank), name(), world)
     for result in results:
@@ -318,15 +303,8 @@ def waits_once(rank: int, world: int, call: str) -> None:
     assert waits - waits_before == 1
 
 
-@pytest.mark.parametrize(
-    "call",
-    ["all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"],
-)
-def test_one_work_that_covers_several_outputs_is_waited_for_once(call: str) -> None:
-    run_ranks(waits_once, 2, call)
-
-
-def settles_all_together(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_waiting_for_one_output_of_a_work_settles_the_others(rank: int, world: int) -> None:
     first, second = funcol.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", world_group())
     assert funcol.is_pending(second)
     funcol.wait_tensor(first)
@@ -334,11 +312,10 @@ def settles_all_together(rank: int, world: int) -> None:
     assert second.tolist() == [world] * 3
 
 
-def test_waiting_for_one_output_of_a_work_settles_the_others() -> None:
-    run_ranks(settles_all_together, 2)
-
-
-def waits_for_all_kinds(rank: int, world: int, wait: str) -> None:
+@each_world
+@pytest.mark.parametrize("wait", ["function", "op", "core"])
+@on_ranks()
+def test_wait_tensors_waits_for_results_of_any_origin(rank: int, world: int, wait: str) -> None:
     wait_tensors = {"function": funcol.wait_tensors, "op": ops.wait_tensors, "core": core.wait_tensors}[wait]
     x = torch.full((3,), float(rank + 1))
     tensors = [
@@ -354,13 +331,9 @@ def waits_for_all_kinds(rank: int, world: int, wait: str) -> None:
     assert [one.tolist() for one in waited] == [[total] * 3, [total] * 3, x.tolist(), [total] * 3]
 
 
-@each_world
 @pytest.mark.parametrize("wait", ["function", "op", "core"])
-def test_wait_tensors_waits_for_results_of_any_origin(world: int, wait: str) -> None:
-    run_ranks(waits_for_all_kinds, world, wait)
-
-
-def waits_for_any_kind(rank: int, world: int, wait: str) -> None:
+@on_ranks(2)
+def test_wait_tensor_waits_for_a_result_of_any_origin(rank: int, world: int, wait: str) -> None:
     wait_tensor = {"function": funcol.wait_tensor, "op": ops.wait_tensor, "core": core.wait_tensor}[wait]
     x = torch.full((3,), float(rank + 1))
     total = [float(sum(range(1, world + 1)))] * 3
@@ -369,16 +342,8 @@ def waits_for_any_kind(rank: int, world: int, wait: str) -> None:
     assert wait_tensor(x).tolist() == x.tolist()
 
 
-@pytest.mark.parametrize("wait", ["function", "op", "core"])
-def test_wait_tensor_waits_for_a_result_of_any_origin(wait: str) -> None:
-    run_ranks(waits_for_any_kind, 2, wait)
-
-
-def returns_the_same_object(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_wait_tensor_returns_the_tensor_that_it_was_given(rank: int, world: int) -> None:
     pending = funcol.all_reduce(torch.ones(2), "sum", world_group())
     assert ops.wait_tensor(pending) is pending
     assert funcol.wait_tensor(pending) is pending
-
-
-def test_wait_tensor_returns_the_tensor_that_it_was_given() -> None:
-    run_ranks(returns_the_same_object, 1)

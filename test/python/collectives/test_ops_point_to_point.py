@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import assert_same, sample, world_group
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks
 
 import funcol
 
@@ -19,7 +19,10 @@ def name() -> str:
     return world_group().group_name
 
 
-def sends_to_its_neighbour(rank: int, world: int, namespace: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("namespace", ["funcol", "_c10d_functional"])
+@on_ranks(2, timeout=20)
+def test_isend_reaches_irecv(rank: int, world: int, namespace: str, dtype: torch.dtype) -> None:
     space = getattr(torch.ops, namespace)
     if rank == 0:
         sent = space.isend(sample(0, (5, 3), dtype), 1, 7, name())
@@ -35,18 +38,11 @@ def sends_to_its_neighbour(rank: int, world: int, namespace: str, dtype: torch.d
         assert_same(buffer, sample(0, (5, 3), dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64], ids=str)
-@pytest.mark.parametrize("namespace", ["funcol", "_c10d_functional"])
-def test_isend_reaches_irecv(namespace: str, dtype: torch.dtype) -> None:
-    run_ranks(sends_to_its_neighbour, 2, namespace, dtype, timeout=20)
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int16, torch.float8_e4m3fn], ids=str)
-def test_isend_reaches_irecv_for_dtypes_that_gloo_does_not_know(dtype: torch.dtype) -> None:
-    run_ranks(sends_to_its_neighbour_bytes, 2, dtype, timeout=20)
-
-
-def sends_to_its_neighbour_bytes(rank: int, world: int, dtype: torch.dtype) -> None:
+@on_ranks(2, timeout=20)
+def test_isend_reaches_irecv_for_dtypes_that_gloo_does_not_know(
+    rank: int, world: int, dtype: torch.dtype
+) -> None:
     x = sample(rank, (8, 3), torch.uint8).to(dtype)
     if rank == 0:
         funcol.wait_tensor(ops.isend(x, 1, 0, name()))
@@ -57,7 +53,8 @@ def sends_to_its_neighbour_bytes(rank: int, world: int, dtype: torch.dtype) -> N
         assert torch.equal(received.view(torch.uint8), expected.view(torch.uint8))
 
 
-def sends_a_view(rank: int, world: int) -> None:
+@on_ranks(2, timeout=20)
+def test_isend_takes_a_tensor_of_any_strides(rank: int, world: int) -> None:
     if rank == 0:
         funcol.wait_tensor(ops.isend(sample(0, (4, 6)).t()[::2], 1, 0, name()))
     else:
@@ -65,11 +62,9 @@ def sends_a_view(rank: int, world: int) -> None:
         assert torch.equal(received, sample(0, (4, 6)).t()[::2])
 
 
-def test_isend_takes_a_tensor_of_any_strides() -> None:
-    run_ranks(sends_a_view, 2, timeout=20)
-
-
-def tells_tags_apart(rank: int, world: int) -> None:
+@pytest.mark.cpu_only  # NCCL has no tags: the first send meets the first receive
+@on_ranks(2, timeout=20)
+def test_a_tag_pairs_a_send_with_its_receive(rank: int, world: int) -> None:
     if rank == 0:
         works = [ops.isend(torch.tensor([float(tag)]), 1, tag, name()) for tag in (1, 2)]
         funcol.wait_tensors(works)
@@ -79,22 +74,14 @@ def tells_tags_apart(rank: int, world: int) -> None:
         assert (first.item(), second.item()) == (1.0, 2.0)
 
 
-@pytest.mark.cpu_only  # NCCL has no tags: the first send meets the first receive
-def test_a_tag_pairs_a_send_with_its_receive() -> None:
-    run_ranks(tells_tags_apart, 2, timeout=20)
-
-
-def receives_in_the_order_of_sending(rank: int, world: int) -> None:
+@on_ranks(2, timeout=20)
+def test_receives_in_the_order_of_sending_may_be_waited_for_in_any_order(rank: int, world: int) -> None:
     if rank == 0:
         works = [ops.isend(torch.tensor([float(tag)]), 1, tag, name()) for tag in (1, 2)]
         funcol.wait_tensors(works)
     else:
         first, second = (ops.irecv(torch.empty(1), 0, tag, name()) for tag in (1, 2))
         assert (second.item(), first.item()) == (2.0, 1.0)
-
-
-def test_receives_in_the_order_of_sending_may_be_waited_for_in_any_order() -> None:
-    run_ranks(receives_in_the_order_of_sending, 2, timeout=20)
 
 
 def before_anything_is_on_its_way() -> None:
@@ -106,7 +93,8 @@ def before_anything_is_on_its_way() -> None:
         dist.barrier()
 
 
-def receives_into_a_used_buffer(rank: int, world: int) -> None:
+@on_ranks(2, timeout=20)
+def test_waiting_for_the_buffer_of_an_irecv_is_enough(rank: int, world: int) -> None:
     if rank == 0:
         before_anything_is_on_its_way()
         funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
@@ -118,11 +106,11 @@ def receives_into_a_used_buffer(rank: int, world: int) -> None:
         assert buffer.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_waiting_for_the_buffer_of_an_irecv_is_enough() -> None:
-    run_ranks(receives_into_a_used_buffer, 2, timeout=20)
-
-
-def waits_for_result_and_buffer(rank: int, world: int, result_first: bool) -> None:
+@pytest.mark.parametrize("result_first", [True, False])
+@on_ranks(2, timeout=20)
+def test_the_result_and_the_buffer_of_an_irecv_may_both_be_waited_for(
+    rank: int, world: int, result_first: bool
+) -> None:
     if rank == 0:
         before_anything_is_on_its_way()
         funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
@@ -134,12 +122,18 @@ def waits_for_result_and_buffer(rank: int, world: int, result_first: bool) -> No
             assert funcol.wait_tensor(tensor).tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("result_first", [True, False])
-def test_the_result_and_the_buffer_of_an_irecv_may_both_be_waited_for(result_first: bool) -> None:
-    run_ranks(waits_for_result_and_buffer, 2, result_first, timeout=20)
-
-
-def exchanges_in_a_batch(
+@pytest.mark.parametrize("num_elements", [4, 0])
+@pytest.mark.parametrize(
+    ("namespace", "dtype"),
+    [
+        *(("funcol", dtype) for dtype in (torch.float32, torch.bool, torch.complex64)),
+        # PyTorch's own hands complex numbers to gloo, which does not know them.
+        *(("_c10d_functional", dtype) for dtype in (torch.float32, torch.bool)),
+    ],
+    ids=str,
+)
+@on_ranks(2, timeout=20)
+def test_a_batch_sends_and_receives(
     rank: int, world: int, namespace: str, dtype: torch.dtype, num_elements: int
 ) -> None:
     peer, shape = 1 - rank, (num_elements,)
@@ -153,21 +147,8 @@ def exchanges_in_a_batch(
     assert_same(buffer, sample(peer, shape, dtype))
 
 
-@pytest.mark.parametrize("num_elements", [4, 0])
-@pytest.mark.parametrize(
-    ("namespace", "dtype"),
-    [
-        *(("funcol", dtype) for dtype in (torch.float32, torch.bool, torch.complex64)),
-        # PyTorch's own hands complex numbers to gloo, which does not know them.
-        *(("_c10d_functional", dtype) for dtype in (torch.float32, torch.bool)),
-    ],
-    ids=str,
-)
-def test_a_batch_sends_and_receives(namespace: str, dtype: torch.dtype, num_elements: int) -> None:
-    run_ranks(exchanges_in_a_batch, 2, namespace, dtype, num_elements, timeout=20)
-
-
-def sends_nothing_to_its_neighbour(rank: int, world: int) -> None:
+@on_ranks(2, timeout=20)
+def test_isend_of_nothing_reaches_irecv(rank: int, world: int) -> None:
     if rank == 0:
         funcol.wait_tensor(ops.isend(torch.empty(0, 3), 1, 0, name()))
     else:
@@ -175,13 +156,6 @@ def sends_nothing_to_its_neighbour(rank: int, world: int) -> None:
         assert received.shape == (0, 3)
 
 
-def test_isend_of_nothing_reaches_irecv() -> None:
-    run_ranks(sends_nothing_to_its_neighbour, 2, timeout=20)
-
-
-def passes_an_empty_batch(rank: int, world: int) -> None:
+@on_ranks(1, timeout=20)
+def test_a_batch_of_nothing_is_nothing(rank: int, world: int) -> None:
     assert list(ops.batch_p2p_ops([], [], [], [], name())) == []
-
-
-def test_a_batch_of_nothing_is_nothing() -> None:
-    run_ranks(passes_an_empty_batch, 1, timeout=20)

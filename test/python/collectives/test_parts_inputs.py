@@ -17,7 +17,7 @@ from differential import (
     sample,
     world_group,
 )
-from ranks import device_type, made_once, run_ranks
+from ranks import device_type, made_once, on_ranks, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from uneven_collectives import COLLECTIVES, Problem, each_collective, inputs_of, reduced, run_and_compare
 
@@ -41,7 +41,10 @@ def test_an_input_can_have_any_layout(name: str, layout: str, dtype: torch.dtype
     run_ranks(takes_layout, 2, name, layout, dtype)  # a sum of two has the same bits in any order
 
 
-def takes_pending(rank: int, world: int, name: str) -> None:
+@each_world
+@each_collective
+@on_ranks()
+def test_an_input_can_be_pending(rank: int, world: int, name: str) -> None:
     problem = Problem([1, 3, 2][:world], dim=2, root=world - 1)
     inputs = inputs_of(name, problem)
     pending = funcol.permute_tensor(inputs[rank], list(range(world)), world_group())
@@ -52,12 +55,8 @@ def takes_pending(rank: int, world: int, name: str) -> None:
 
 
 @each_world
-@each_collective
-def test_an_input_can_be_pending(world: int, name: str) -> None:
-    run_ranks(takes_pending, world, name)
-
-
-def passes_results_on(rank: int, world: int) -> None:
+@on_ranks()
+def test_a_result_can_be_passed_on_while_it_is_pending(rank: int, world: int) -> None:
     sizes = [1, 3, 2][:world]
     x = sample(rank, (2, sum(sizes)))
     part = funcol.scatter(x, world - 1, 1, world_group(), split_sizes=sizes)
@@ -69,23 +68,15 @@ def passes_results_on(rank: int, world: int) -> None:
 
 
 @each_world
-def test_a_result_can_be_passed_on_while_it_is_pending(world: int) -> None:
-    run_ranks(passes_results_on, world)
-
-
-def takes_a_view_of_pending(rank: int, world: int, name: str) -> None:
+@each_collective
+@on_ranks()
+def test_an_input_can_be_a_view_of_a_pending_tensor(rank: int, world: int, name: str) -> None:
     problem = Problem([1, 3, 2][:world], dim=1)
     inputs = inputs_of(name, problem)
     pending = funcol.permute_tensor(inputs[rank].mT.contiguous(), list(range(world)), world_group()).mT
     assert funcol.is_pending(pending)
     result = COLLECTIVES[name].call(pending, problem, world_group(), problem.sizes)
     assert_plain(result, COLLECTIVES[name].result(inputs, rank, problem).contiguous())
-
-
-@each_world
-@each_collective
-def test_an_input_can_be_a_view_of_a_pending_tensor(world: int, name: str) -> None:
-    run_ranks(takes_a_view_of_pending, world, name)
 
 
 REDUCE_OPS = {
@@ -95,7 +86,10 @@ REDUCE_OPS = {
 }
 
 
-def takes_reduce_op(rank: int, world: int, name: str, form: str) -> None:
+@pytest.mark.parametrize("name", ["reduce", "reduce_scatter_tensor"])
+@pytest.mark.parametrize("form", REDUCE_OPS)
+@on_ranks(2)
+def test_a_reduce_op_can_be_an_object(rank: int, world: int, name: str, form: str) -> None:
     reduce_op: Any = REDUCE_OPS[form]()
     inputs = [sample(peer, (3, 2)) for peer in range(world)]
     expected = reduced(inputs, "max")
@@ -107,12 +101,6 @@ def takes_reduce_op(rank: int, world: int, name: str, form: str) -> None:
     else:
         result = funcol.reduce_scatter_tensor(inputs[rank], reduce_op, 0, world_group(), split_sizes=[1, 2])
         assert_plain(result, expected.split([1, 2])[rank])
-
-
-@pytest.mark.parametrize("name", ["reduce", "reduce_scatter_tensor"])
-@pytest.mark.parametrize("form", REDUCE_OPS)
-def test_a_reduce_op_can_be_an_object(name: str, form: str) -> None:
-    run_ranks(takes_reduce_op, 2, name, form)
 
 
 # Groups
@@ -127,16 +115,13 @@ GROUPS: dict[str, Callable[[], Any]] = {
 }
 
 
-def takes_group(rank: int, world: int, name: str, form: str) -> None:
-    problem = Problem([1, 3, 2][:world], root=world - 1)
-    run_and_compare(rank, name, problem, inputs_of(name, problem), GROUPS[form]())
-
-
 @pytest.mark.parametrize("world", [1, 2])
 @each_collective
 @pytest.mark.parametrize("form", GROUPS)
-def test_a_group_can_have_any_form(world: int, name: str, form: str) -> None:
-    run_ranks(takes_group, world, name, form)
+@on_ranks()
+def test_a_group_can_have_any_form(rank: int, world: int, name: str, form: str) -> None:
+    problem = Problem([1, 3, 2][:world], root=world - 1)
+    run_and_compare(rank, name, problem, inputs_of(name, problem), GROUPS[form]())
 
 
 @made_once
@@ -145,15 +130,14 @@ def sub_group() -> dist.ProcessGroup:
     return group
 
 
-def counts_ranks_within_the_group(rank: int, world: int, name: str, root: int) -> None:
+@each_collective
+@pytest.mark.parametrize("root", [0, 1])
+@on_ranks(3)
+def test_roots_and_sizes_are_those_of_ranks_within_the_group(
+    rank: int, world: int, name: str, root: int
+) -> None:
     group = sub_group()
     if rank == 0:
         return
     problem = Problem([1, 3], root=root)
     run_and_compare(rank - 1, name, problem, inputs_of(name, problem), group)
-
-
-@each_collective
-@pytest.mark.parametrize("root", [0, 1])
-def test_roots_and_sizes_are_those_of_ranks_within_the_group(name: str, root: int) -> None:
-    run_ranks(counts_ranks_within_the_group, 3, name, root)

@@ -10,7 +10,7 @@ import torch
 from differential import LAYOUTS, assert_plain, sample, world_group
 from graphs import check_graph
 from metas import listed, metadata, symbolic_meta_input
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -141,16 +141,13 @@ SYMBOLIC: dict[str, Callable[[int, Any, Any], list[tuple[Any, Any]]]] = {
 }
 
 
-def keeps_symbols(rank: int, world: int, op: str) -> None:
+@pytest.mark.parametrize("op", SYMBOLIC)
+@on_ranks(2)
+def test_a_meta_kernel_keeps_symbolic_sizes(rank: int, world: int, op: str) -> None:
     x, rows, columns = symbolic_meta_input()
     results = listed(OPS[op][0](x, name_of_world()))
     expected = [tuple(str(size) for size in shape) for shape in SYMBOLIC[op](rank, rows, columns)]
     assert [tuple(str(size) for size in result.shape) for result in results] == expected
-
-
-@pytest.mark.parametrize("op", SYMBOLIC)
-def test_a_meta_kernel_keeps_symbolic_sizes(op: str) -> None:
-    run_ranks(keeps_symbols, 2, op)
 
 
 def op_is_traced(rank: int, world: int, op: str, mode: str, layout: str, dtype: torch.dtype) -> None:
@@ -177,7 +174,9 @@ def test_a_traced_op_moves_complex_numbers(op: str, layout: str) -> None:
     run_ranks(op_is_traced, 2, op, "real", layout, torch.complex64)
 
 
-def op_is_functionalized(rank: int, world: int, op: str) -> None:
+@each_op
+@on_ranks(2)
+def test_a_functionalized_op_becomes_ops_of_core(rank: int, world: int, op: str) -> None:
     by_op, _ = OPS[op]
     x = sample(rank, (4, 6))
 
@@ -192,11 +191,6 @@ def op_is_functionalized(rank: int, world: int, op: str) -> None:
         assert_plain(actual, expected)
 
 
-@each_op
-def test_a_functionalized_op_becomes_ops_of_core(op: str) -> None:
-    run_ranks(op_is_functionalized, 2, op)
-
-
 OPCHECKED: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "all_gather_along_dim": lambda x: (x, 1, name_of_world(), [3]),
     "reduce_scatter_along_dim": lambda x: (x, "sum", 1, name_of_world(), [3]),
@@ -209,12 +203,9 @@ OPCHECKED: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
 }
 
 
-def passes_opcheck(rank: int, world: int, op: str, check: str) -> None:
-    torch.library.opcheck(getattr(ops, op).default, OPCHECKED[op](torch.randn(4, 3)), test_utils=check)
-
-
 @pytest.mark.parametrize("op", OPCHECKED)
 # Its other two checks stumble over PyTorch's own wait_tensor, whose schema hides that it returns its input.
 @pytest.mark.parametrize("check", ["test_autograd_registration", "test_aot_dispatch_dynamic"])
-def test_an_op_passes_the_checks_of_pytorch(op: str, check: str) -> None:
-    run_ranks(passes_opcheck, 1, op, check)
+@on_ranks(1)
+def test_an_op_passes_the_checks_of_pytorch(rank: int, world: int, op: str, check: str) -> None:
+    torch.library.opcheck(getattr(ops, op).default, OPCHECKED[op](torch.randn(4, 3)), test_utils=check)

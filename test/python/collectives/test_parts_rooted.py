@@ -12,7 +12,7 @@ from differential import (
     small_sample,
     world_group,
 )
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from uneven_collectives import (
     COLLECTIVES,
     ROOTED,
@@ -38,22 +38,19 @@ def test_each_rank_can_be_the_root(world: int, root: int, name: str, sizes: str)
     run_ranks(moves_parts, world, name, sizes, {"root": root})
 
 
-def scatters_from_the_source_alone(rank: int, world: int, dtype: torch.dtype, sizes: str) -> None:
+@each_world
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int16, torch.complex64], ids=str)
+@pytest.mark.parametrize("sizes", ["odd", "with 0"])
+@on_ranks()
+def test_scatter_takes_an_expanded_scalar_on_ranks_that_send_nothing(
+    rank: int, world: int, dtype: torch.dtype, sizes: str
+) -> None:
     problem = Problem(SIZES[sizes](world), root=world - 1)
     shape = problem.whole(rank)
     inputs = [small_sample(problem.root, shape, dtype)] * world
     own = inputs[0] if rank == problem.root else torch.empty((), dtype=dtype).expand(shape)
     result = funcol.scatter(own, problem.root, problem.dim, world_group(), split_sizes=problem.sizes)
     assert_plain(result, COLLECTIVES["scatter"].result(inputs, rank, problem).contiguous())
-
-
-@each_world
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int16, torch.complex64], ids=str)
-@pytest.mark.parametrize("sizes", ["odd", "with 0"])
-def test_scatter_takes_an_expanded_scalar_on_ranks_that_send_nothing(
-    world: int, dtype: torch.dtype, sizes: str
-) -> None:
-    run_ranks(scatters_from_the_source_alone, world, dtype, sizes)
 
 
 # Reductions

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from differential import LAYOUTS, assert_plain, sample, world_group
 from graphs import check_graph
 from metas import listed, metadata
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
@@ -81,17 +81,14 @@ def test_a_fake_tensor_gives_the_shape_and_strides_of_a_real_one(
     run_ranks(meta_agrees_with_real, 3, name, problem, layout, dtype, True)
 
 
-def meta_agrees_without_sizes(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("world", [1, 3])
+@each_collective
+@on_ranks()
+def test_a_meta_tensor_gives_the_shape_of_equal_parts(rank: int, world: int, name: str) -> None:
     task = Problem([2] * world, dim=1)
     x = sample(rank, COLLECTIVES[name].shape(task, rank))
     call = call_of(name, task, given_sizes=False)
     assert metadata(call(x.to("meta"))) == metadata(call(x))
-
-
-@pytest.mark.parametrize("world", [1, 3])
-@each_collective
-def test_a_meta_tensor_gives_the_shape_of_equal_parts(world: int, name: str) -> None:
-    run_ranks(meta_agrees_without_sizes, world, name)
 
 
 # make_fx
@@ -136,7 +133,14 @@ def test_a_trace_takes_any_layout(name: str, layout: str, dtype: torch.dtype) ->
     run_ranks(traces, 2, name, "dim 1", "real", layout, dtype)
 
 
-def traces_any_size(rank: int, world: int, name: str, dim: int, given_sizes: bool) -> None:
+@pytest.mark.sampled(4)
+@each_collective
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("given_sizes", [True, False])
+@on_ranks(2)
+def test_a_graph_with_symbolic_sizes_serves_other_sizes(
+    rank: int, world: int, name: str, dim: int, given_sizes: bool
+) -> None:
     """Rank 0 has twice what the others have, or all have the same."""
 
     def program(x: Tensor) -> Tensor:
@@ -155,14 +159,6 @@ def traces_any_size(rank: int, world: int, name: str, dim: int, given_sizes: boo
     check_graph(graph)
     x = inputs(5, 7)
     assert_plain(graph(x), program(x))
-
-
-@pytest.mark.sampled(4)
-@each_collective
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("given_sizes", [True, False])
-def test_a_graph_with_symbolic_sizes_serves_other_sizes(name: str, dim: int, given_sizes: bool) -> None:
-    run_ranks(traces_any_size, 2, name, dim, given_sizes)
 
 
 # On a rank of a group that sends nothing, since some minors hang when they wait for a real one there.
@@ -184,7 +180,12 @@ class Calls(torch.nn.Module):
         return self.call(x)
 
 
-def is_recorded_before_dispatch(rank: int, world: int, name: str, exported: bool) -> None:
+@pytest.mark.parametrize("name", BEFORE_DISPATCH)
+@pytest.mark.parametrize("exported", [False, True])
+@on_ranks(2)
+def test_a_graph_recorded_before_dispatch_holds_ops_of_core(
+    rank: int, world: int, name: str, exported: bool
+) -> None:
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     group = dist.new_group([0, 1], backend="fake")
     x = sample(0, (4, 6)) if rank == 0 else sample(0, (4 if name != "all_gather" else 2, 6))
@@ -201,16 +202,15 @@ def is_recorded_before_dispatch(rank: int, world: int, name: str, exported: bool
         check_graph(make_fx(call, tracing_mode=mode, pre_dispatch=True)(x))
 
 
-@pytest.mark.parametrize("name", BEFORE_DISPATCH)
-@pytest.mark.parametrize("exported", [False, True])
-def test_a_graph_recorded_before_dispatch_holds_ops_of_core(name: str, exported: bool) -> None:
-    run_ranks(is_recorded_before_dispatch, 2, name, exported)
-
-
 # torch.compile
 
 
-def compiles(rank: int, world: int, name: str, problem: str, dynamic: bool | None) -> None:
+@each_collective
+@pytest.mark.parametrize(("problem", "dynamic"), [("dim 0", None), ("last dim", None), ("dim 1", True)])
+@on_ranks(2)
+def test_a_compiled_region_holds_ops_of_core_and_gives_the_same_values(
+    rank: int, world: int, name: str, problem: str, dynamic: bool | None
+) -> None:
     task = PROBLEMS[problem](world)
     call = call_of(name, task)
     graphs: list[GraphModule] = []
@@ -234,14 +234,9 @@ def compiles(rank: int, world: int, name: str, problem: str, dynamic: bool | Non
 
 
 @each_collective
-@pytest.mark.parametrize(("problem", "dynamic"), [("dim 0", None), ("last dim", None), ("dim 1", True)])
-def test_a_compiled_region_holds_ops_of_core_and_gives_the_same_values(
-    name: str, problem: str, dynamic: bool | None
-) -> None:
-    run_ranks(compiles, 2, name, problem, dynamic)
-
-
-def compiles_equal_parts(rank: int, world: int, name: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@on_ranks(2)
+def test_a_compiled_region_takes_equal_parts(rank: int, world: int, name: str, backend: str) -> None:
     task = PROBLEMS["equal"](world)
     call = call_of(name, task, given_sizes=False)
     x = inputs_of(name, task)[rank]
@@ -253,12 +248,6 @@ def compiles_equal_parts(rank: int, world: int, name: str, backend: str) -> None
         return COLLECTIVES[name].call(x, task, group, None)
 
     assert_plain(program(x), call(x))
-
-
-@each_collective
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_region_takes_equal_parts(name: str, backend: str) -> None:
-    run_ranks(compiles_equal_parts, 2, name, backend)
 
 
 # Functions that move pairs of reals for complex numbers
@@ -277,14 +266,11 @@ CONJUGATED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def traces_conjugated(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", CONJUGATED)
+@on_ranks(2)
+def test_a_trace_takes_conjugated_numbers(rank: int, world: int, name: str) -> None:
     x = LAYOUTS["conjugated"](rank, (4, 6), torch.complex64)
     graph = make_fx(lambda x: listed(CONJUGATED[name](x)))(x)
     check_graph(graph)
     for actual, expected in zip(graph(x), listed(CONJUGATED[name](x)), strict=True):
         assert_plain(actual, expected)
-
-
-@pytest.mark.parametrize("name", CONJUGATED)
-def test_a_trace_takes_conjugated_numbers(name: str) -> None:
-    run_ranks(traces_conjugated, 2, name)

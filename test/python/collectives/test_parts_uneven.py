@@ -14,7 +14,7 @@ from differential import (
     sample,
     world_group,
 )
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from uneven_collectives import (
     COLLECTIVES,
     MOVERS,
@@ -57,7 +57,10 @@ def test_the_other_dims_can_have_any_size(world: int, name: str, others: tuple[i
     run_ranks(moves_parts, world, name, "with 0", {"others": others})
 
 
-def moves_rows(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+@each_collective
+@on_ranks()
+def test_a_tensor_can_have_one_dim(rank: int, world: int, name: str) -> None:
     shape = COLLECTIVES[name].shape
     problem = Problem([3, 0, 2][:world], dim=0)
     inputs = [sample(peer, shape(problem, peer)[:1]) for peer in range(world)]
@@ -66,36 +69,24 @@ def moves_rows(rank: int, world: int, name: str) -> None:
     assert_plain(result, collective.result(inputs, rank, problem))
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@each_world
 @each_collective
-def test_a_tensor_can_have_one_dim(world: int, name: str) -> None:
-    run_ranks(moves_rows, world, name)
-
-
-def moves_equal_parts(rank: int, world: int, name: str, dim: int) -> None:
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+@on_ranks()
+def test_parts_are_equal_without_split_sizes(rank: int, world: int, name: str, dim: int) -> None:
     problem = Problem([2] * world, dim=dim)
     run_and_compare(rank, name, problem, inputs_of(name, problem), given_sizes=False)
 
 
-@each_world
-@each_collective
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
-def test_parts_are_equal_without_split_sizes(world: int, name: str, dim: int) -> None:
-    run_ranks(moves_equal_parts, world, name, dim)
-
-
-def takes_a_tuple(rank: int, world: int, name: str) -> None:
+@each_uneven
+@on_ranks(2)
+def test_split_sizes_can_be_a_tuple(rank: int, world: int, name: str) -> None:
     problem = Problem([3, 1])
     inputs = inputs_of(name, problem)
     collective = COLLECTIVES[name]
     sizes: Any = (3, 1)
     result = collective.call(inputs[rank], problem, world_group(), sizes)
     assert_plain(result, collective.result(inputs, rank, problem).contiguous())
-
-
-@each_uneven
-def test_split_sizes_can_be_a_tuple(name: str) -> None:
-    run_ranks(takes_a_tuple, 2, name)
 
 
 # Dtypes
@@ -119,25 +110,23 @@ def test_dtypes_that_gloo_does_not_know_are_moved(
     run_ranks(moves_parts, world, name, sizes, {"root": world - 1}, dtype)
 
 
-def scatters_a_reduction(rank: int, world: int, dtype: torch.dtype, reduce_op: str) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("dtype", "reduce_op"), REDUCTIONS, ids=str)
+@on_ranks()
+def test_reduce_scatter_gives_uneven_parts_of_each_reduction(
+    rank: int, world: int, dtype: torch.dtype, reduce_op: str
+) -> None:
     sizes = [3, 0, 2][:world]
     inputs = [summands(peer, (2, sum(sizes)), dtype) for peer in range(world)]
     result = funcol.reduce_scatter_tensor(inputs[rank], reduce_op, 1, world_group(), split_sizes=sizes)
     assert_close(result, reduced(inputs, reduce_op).split(sizes, 1)[rank].contiguous(), reduce_op)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize(("dtype", "reduce_op"), REDUCTIONS, ids=str)
-def test_reduce_scatter_gives_uneven_parts_of_each_reduction(
-    world: int, dtype: torch.dtype, reduce_op: str
-) -> None:
-    run_ranks(scatters_a_reduction, world, dtype, reduce_op)
-
-
 # Large sizes
 
 
-def passes_large_splits(rank: int, world: int) -> None:
+@on_ranks(2, timeout=20)
+def test_all_to_all_counts_more_rows_than_fit_in_32_bits(rank: int, world: int) -> None:
     rows = 2**31 + 8
     x = torch.empty(rows if rank == 0 else 0, 0)
     splits = ([0, 0], [0, rows]) if rank == 0 else ([rows, 0], [0, 0])
@@ -145,17 +134,10 @@ def passes_large_splits(rank: int, world: int) -> None:
     assert result.shape == (0 if rank == 0 else rows, 0)
 
 
-def test_all_to_all_counts_more_rows_than_fit_in_32_bits() -> None:
-    run_ranks(passes_large_splits, 2, timeout=20)
-
-
-def passes_large_parts(rank: int, world: int, name: str) -> None:
+@each_collective
+@on_ranks(2, timeout=20)
+def test_parts_can_have_more_rows_than_fit_in_32_bits(rank: int, world: int, name: str) -> None:
     problem = Problem([1, 2**31 + 8], dim=0, others=(1, 0, 1))
     inputs = [torch.empty(COLLECTIVES[name].shape(problem, peer)) for peer in range(world)]
     result = COLLECTIVES[name].call(inputs[rank], problem, world_group(), problem.sizes)
     assert result.shape == COLLECTIVES[name].result(inputs, rank, problem).shape
-
-
-@each_collective
-def test_parts_can_have_more_rows_than_fit_in_32_bits(name: str) -> None:
-    run_ranks(passes_large_parts, 2, name, timeout=20)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from differential import world_group
 from in_flight import in_flight, peer_that_comes_late, recording
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,7 +31,8 @@ class OneMatmul(nn.Module):
         return self.inner(x)  # type: ignore[no-any-return]
 
 
-def names_modules(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_modules_name_their_collectives_and_those_of_their_gradients(rank: int, world: int) -> None:
     model = OneMatmul(world_group())
     x = torch.ones(2, requires_grad=True)
     with peer_that_comes_late(rank) as is_alone:
@@ -57,11 +58,14 @@ def names_modules(rank: int, world: int) -> None:
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-def test_modules_name_their_collectives_and_those_of_their_gradients() -> None:
-    run_ranks(names_modules, 2)
+def spec_of(dtensor: Any, placements: list[Any]) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    return DTensorSpec(dtensor.device_mesh, tuple(placements), dtensor._spec.tensor_meta)
 
 
-def names_steps(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_step_of_a_redistribution_names_its_collective(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     dtensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
     with peer_that_comes_late(rank) as is_alone:
@@ -77,16 +81,6 @@ def names_steps(rank: int, world: int) -> None:
             dtensor.to_local(), dtensor._spec, spec_of(dtensor, [Replicate()])
         )
     assert local.tolist() == [[1.0] * 4] * 4
-
-
-def spec_of(dtensor: Any, placements: list[Any]) -> Any:
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
-
-    return DTensorSpec(dtensor.device_mesh, tuple(placements), dtensor._spec.tensor_meta)
-
-
-def test_a_step_of_a_redistribution_names_its_collective() -> None:
-    run_ranks(names_steps, 2)
 
 
 def names_in_profile(rank: int, world: int) -> list[str]:
@@ -128,7 +122,10 @@ has_hooks = pytest.mark.skipif(
 )
 
 
-def hooks_see(rank: int, world: int) -> None:
+@has_hooks
+@pytest.mark.parametrize("world", [1, 2])
+@on_ranks()
+def test_hooks_of_a_group_such_as_the_flight_recorders_see_each_collective(rank: int, world: int) -> None:
     group = dist.new_group()
     with hooked(group) as seen:
         for call in (
@@ -146,12 +143,8 @@ def hooks_see(rank: int, world: int) -> None:
 
 
 @has_hooks
-@pytest.mark.parametrize("world", [1, 2])
-def test_hooks_of_a_group_such_as_the_flight_recorders_see_each_collective(world: int) -> None:
-    run_ranks(hooks_see, world)
-
-
-def operators_are_named(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_operator_that_moves_its_arguments_names_their_collectives(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
     columns = distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])
@@ -163,11 +156,8 @@ def operators_are_named(rank: int, world: int) -> None:
 
 
 @has_hooks
-def test_an_operator_that_moves_its_arguments_names_their_collectives() -> None:
-    run_ranks(operators_are_named, 2)
-
-
-def parameters_are_named(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_fsdp2_names_the_parameters_of_its_collectives(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with funcol.installed(), recording():
@@ -180,8 +170,3 @@ def parameters_are_named(rank: int, world: int) -> None:
     scatters = [name for call, name in seen if "SCATTER" in call]
     assert gathers == [f"parameters of {layer}" for layer in (0, 1, 1, 0)]  # forward, backward
     assert scatters == [f"parameters of {layer}" for layer in (1, 0)]
-
-
-@has_hooks
-def test_fsdp2_names_the_parameters_of_its_collectives() -> None:
-    run_ranks(parameters_are_named, 2)

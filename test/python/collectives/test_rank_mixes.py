@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_settings import checked
 from rank_mixes import WAYS, mixed
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from uneven_collectives import COLLECTIVES, SIZES, Problem, each_collective, summands
@@ -32,7 +32,16 @@ def others(watched: str, world: int) -> list[int]:
     return [rank % world for rank in WATCHED[watched]]
 
 
-def moves_parts(rank: int, world: int, name: str, dim: int, way: str, watched: str) -> None:
+@pytest.mark.sampled(10)
+@each_world
+@each_way
+@each_watched
+@each_collective
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@on_ranks()
+def test_parts_of_any_sizes_arrive_in_any_mix(
+    rank: int, world: int, name: str, dim: int, way: str, watched: str
+) -> None:
     collective = COLLECTIVES[name]
     for sizes in SIZES.values():
         problem = Problem(sizes(world), dim=dim, root=world - 1)
@@ -45,26 +54,11 @@ def moves_parts(rank: int, world: int, name: str, dim: int, way: str, watched: s
         assert_plain(result, collective.result(inputs, rank, problem).contiguous())
 
 
-@pytest.mark.sampled(10)
-@each_world
-@each_way
-@each_watched
-@each_collective
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_parts_of_any_sizes_arrive_in_any_mix(
-    world: int, way: str, watched: str, name: str, dim: int
-) -> None:
-    run_ranks(moves_parts, world, name, dim, way, watched)
-
-
 @each_world
 @each_collective
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool], ids=str)
-def test_parts_of_any_dtype_arrive_in_any_mix(world: int, name: str, dtype: torch.dtype) -> None:
-    run_ranks(moves_dtypes, world, name, dtype)
-
-
-def moves_dtypes(rank: int, world: int, name: str, dtype: torch.dtype) -> None:
+@on_ranks()
+def test_parts_of_any_dtype_arrive_in_any_mix(rank: int, world: int, name: str, dtype: torch.dtype) -> None:
     collective = COLLECTIVES[name]
     problem = Problem(SIZES["odd"](world), root=world - 1)
     inputs = [summands(other, collective.shape(problem, other), dtype) for other in range(world)]
@@ -132,7 +126,13 @@ def test_many_drawn_parts_arrive_in_any_mix(move: Move) -> None:
     run_ranks(arrives, 3, move)
 
 
-def equals_unmixed(rank: int, world: int, name: str, way: str, watched: str) -> None:
+@pytest.mark.sampled(8)
+@each_world
+@each_way
+@each_watched
+@pytest.mark.parametrize("name", PROGRAMS)
+@on_ranks()
+def test_equal_parts_arrive_in_any_mix(rank: int, world: int, name: str, way: str, watched: str) -> None:
     x = sample(rank, (12, 12))
     for dim in DIMS.get(name, [None]):
         options: dict[str, Any] = {} if dim is None else {"dim": dim}
@@ -144,15 +144,6 @@ def equals_unmixed(rank: int, world: int, name: str, way: str, watched: str) -> 
         expected = list(expected) if isinstance(expected, (list, tuple)) else expected
         result = mixed(program, way, rank, others(watched, world))(x)
         assert_same(list(result) if isinstance(result, (list, tuple)) else result, expected)
-
-
-@pytest.mark.sampled(8)
-@each_world
-@each_way
-@each_watched
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_equal_parts_arrive_in_any_mix(world: int, way: str, watched: str, name: str) -> None:
-    run_ranks(equals_unmixed, world, name, way, watched)
 
 
 # Calls of lists and of ranks that send or receive nothing: (input, rank, number of ranks) -> tensors.
@@ -183,21 +174,18 @@ CALLS: dict[str, Callable[[Tensor, int, int], Any]] = {
 }
 
 
-def calls_agree(rank: int, world: int, name: str, way: str) -> None:
+@pytest.mark.sampled(4)
+@each_world
+@each_way
+@pytest.mark.parametrize("name", CALLS)
+@on_ranks()
+def test_ranks_that_send_unlike_amounts_agree_in_any_mix(rank: int, world: int, name: str, way: str) -> None:
     x = sample(rank, (9, 3))
     call = CALLS[name]
     expected = call(x, rank, world)
     result = mixed(lambda x: call(x, rank, world), way, rank, [0])(x)
     for one, other in zip(tree_leaves(result), tree_leaves(expected), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.sampled(4)
-@each_world
-@each_way
-@pytest.mark.parametrize("name", CALLS)
-def test_ranks_that_send_unlike_amounts_agree_in_any_mix(world: int, way: str, name: str) -> None:
-    run_ranks(calls_agree, world, name, way)
 
 
 # In place: (input, number of ranks) -> the tensors that were written.
@@ -226,7 +214,12 @@ def test_in_place_forms_agree_in_any_mix(world: int, name: str) -> None:
     run_ranks(in_place_forms_agree, world, name, "mode")
 
 
-def gradients_agree(rank: int, world: int, name: str, way: str) -> None:
+@pytest.mark.sampled(4)
+@each_world
+@each_way
+@each_collective
+@on_ranks()
+def test_gradients_agree_in_any_mix(rank: int, world: int, name: str, way: str) -> None:
     collective = COLLECTIVES[name]
     problem = Problem(SIZES["odd"](world), root=world - 1)
     x = summands(rank, collective.shape(problem, rank), torch.float64).requires_grad_()
@@ -244,11 +237,3 @@ def gradients_agree(rank: int, world: int, name: str, way: str) -> None:
     else:
         actual = gradient(mixed(program, way, rank, [0]))
     assert torch.equal(actual, expected)
-
-
-@pytest.mark.sampled(4)
-@each_world
-@each_way
-@each_collective
-def test_gradients_agree_in_any_mix(world: int, way: str, name: str) -> None:
-    run_ranks(gradients_agree, world, name, way)

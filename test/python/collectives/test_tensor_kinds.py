@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import finished
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import SlowCollective, values
 from tensor_kinds import (
     BEYOND_STOCK,
@@ -74,7 +74,12 @@ def are_same(one: Any, other: Any) -> bool:
     )
 
 
-def is_what_stock_does(rank: int, world: int, kind: str, call: str) -> None:
+@pytest.mark.sampled(6)
+@worlds
+@pytest.mark.parametrize("call", OF_STOCK)
+@pytest.mark.parametrize("kind", [*DENSE, *FOREIGN])
+@on_ranks()
+def test_a_call_gives_what_stock_gives(rank: int, world: int, kind: str, call: str) -> None:
     expected = outcome(call, stock, KINDS[kind]())
     actual = outcome(call, funcol, KINDS[kind]())
     if isinstance(expected, Exception):
@@ -90,44 +95,30 @@ def is_what_stock_does(rank: int, world: int, kind: str, call: str) -> None:
         assert actual.shape == expected.shape
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @worlds
-@pytest.mark.parametrize("call", OF_STOCK)
-@pytest.mark.parametrize("kind", [*DENSE, *FOREIGN])
-def test_a_call_gives_what_stock_gives(kind: str, call: str, world: int) -> None:
-    run_ranks(is_what_stock_does, world, kind, call)
-
-
-def has_the_values_of_a_plain_tensor(rank: int, world: int, kind: str, call: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", DENSE)
+@on_ranks()
+def test_a_result_has_the_values_that_a_plain_tensor_gives(
+    rank: int, world: int, kind: str, call: str
+) -> None:
     actual = outcome(call, target(call), DENSE[kind]())
     expected = outcome(call, target(call), plain(DENSE[kind]()))
     if not isinstance(actual, Exception):
         assert are_same(plain(actual), plain(expected))
 
 
-@pytest.mark.sampled(4)
-@worlds
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("kind", DENSE)
-def test_a_result_has_the_values_that_a_plain_tensor_gives(kind: str, call: str, world: int) -> None:
-    run_ranks(has_the_values_of_a_plain_tensor, world, kind, call)
-
-
-def is_refused_before_sending(rank: int, world: int, kind: str, call: str) -> None:
+@pytest.mark.parametrize("call", [*OF_STOCK, *OPERATORS, *BEYOND_STOCK])
+@pytest.mark.parametrize("kind", NOT_DENSE)
+@on_ranks(2)
+def test_what_is_not_dense_is_refused_before_anything_is_sent(
+    rank: int, world: int, kind: str, call: str
+) -> None:
     if rank == 0:
         refused = outcome(call, target(call), NOT_DENSE[kind]())
         assert isinstance(refused, NotImplementedError), refused
     dist.barrier()  # which would wait for ever, or mix with it, had rank 0 sent anything
-
-
-@pytest.mark.parametrize("call", [*OF_STOCK, *OPERATORS, *BEYOND_STOCK])
-@pytest.mark.parametrize("kind", NOT_DENSE)
-def test_what_is_not_dense_is_refused_before_anything_is_sent(kind: str, call: str) -> None:
-    run_ranks(is_refused_before_sending, 2, kind, call)
-
-
-def is_refused(rank: int, world: int, kind: str, call: str) -> None:
-    assert isinstance(outcome(call, target(call), NOT_DENSE[kind]()), ERRORS)
 
 
 # PyTorch copies numbers into a quantized tensor, on devices into one by channel, too.
@@ -141,11 +132,14 @@ REFUSED_IN_PLACE = [
 
 @worlds
 @pytest.mark.parametrize(("kind", "call"), REFUSED_IN_PLACE)
-def test_what_is_not_dense_is_refused_by_in_place_forms(kind: str, call: str, world: int) -> None:
-    run_ranks(is_refused, world, kind, call)
+@on_ranks()
+def test_what_is_not_dense_is_refused_by_in_place_forms(rank: int, world: int, kind: str, call: str) -> None:
+    assert isinstance(outcome(call, target(call), NOT_DENSE[kind]()), ERRORS)
 
 
-def sends_only_dense_tensors(rank: int, world: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", NOT_DENSE)
+@on_ranks(2)
+def test_only_dense_tensors_are_sent_and_received(rank: int, world: int, kind: str) -> None:
     if rank == 0:
         group = dist.group.WORLD.group_name
         for send_or_receive in (torch.ops.funcol.isend, torch.ops.funcol.irecv):
@@ -157,25 +151,12 @@ def sends_only_dense_tensors(rank: int, world: int, kind: str) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("kind", NOT_DENSE)
-def test_only_dense_tensors_are_sent_and_received(kind: str) -> None:
-    run_ranks(sends_only_dense_tensors, 2, kind)
-
-
-def refuses_zeros_without_memory(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_nothing_is_received_into_zeros_without_memory(rank: int, world: int) -> None:
     if rank == 0:
         with pytest.raises(ValueError, match="has no memory"):
             funcol._C.irecv(torch._efficientzerotensor(1), 1, 0, dist.group.WORLD, "")
     dist.barrier()
-
-
-def test_nothing_is_received_into_zeros_without_memory() -> None:
-    run_ranks(refuses_zeros_without_memory, 2)
-
-
-def names_what_to_do(rank: int, world: int, kind: str, words: str) -> None:
-    with pytest.raises(NotImplementedError, match=words):
-        funcol.all_gather_tensor(NOT_DENSE[kind](), 0, dist.group.WORLD)
 
 
 ADVICE = {
@@ -186,8 +167,10 @@ ADVICE = {
 
 
 @pytest.mark.parametrize(("kind", "words"), ADVICE.items(), ids=ADVICE.keys())
-def test_the_error_says_what_to_pass_instead(kind: str, words: str) -> None:
-    run_ranks(names_what_to_do, 1, kind, words)
+@on_ranks(1)
+def test_the_error_says_what_to_pass_instead(rank: int, world: int, kind: str, words: str) -> None:
+    with pytest.raises(NotImplementedError, match=words):
+        funcol.all_gather_tensor(NOT_DENSE[kind](), 0, dist.group.WORLD)
 
 
 class Reading(Dispatching):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
 from processes import end_of, start_process
-from ranks import run_ranks
+from ranks import on_ranks
 
 import funcol
 
@@ -44,7 +44,12 @@ def test_before_there_is_a_group_the_error_says_how_to_make_one(case: str) -> No
     )
 
 
-def refuses_a_destroyed_group(rank: int, world: int, function: str, gradient: bool) -> None:
+@pytest.mark.parametrize("function", PROGRAMS)
+@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
+@on_ranks(2)
+def test_a_call_on_a_destroyed_group_raises_at_the_call(
+    rank: int, world: int, function: str, gradient: bool
+) -> None:
     group = dist.new_group(list(range(world)))
     own = torch.ones(PROGRAM_SHAPE, requires_grad=gradient)
     dist.destroy_process_group(group)
@@ -53,21 +58,12 @@ def refuses_a_destroyed_group(rank: int, world: int, function: str, gradient: bo
     assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
 
 
-@pytest.mark.parametrize("function", PROGRAMS)
-@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
-def test_a_call_on_a_destroyed_group_raises_at_the_call(function: str, gradient: bool) -> None:
-    run_ranks(refuses_a_destroyed_group, 2, function, gradient)
-
-
-def refuses_an_operator_on_a_destroyed_group(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_operator_on_a_destroyed_group_raises_at_the_call(rank: int, world: int) -> None:
     group = dist.new_group(list(range(world)))
     dist.destroy_process_group(group)
     with pytest.raises(ValueError, match=r"funcol::all_reduce: process group '.*' was destroyed"):
         torch.ops.funcol.all_reduce(torch.ones(2), "sum", group)
-
-
-def test_an_operator_on_a_destroyed_group_raises_at_the_call() -> None:
-    run_ranks(refuses_an_operator_on_a_destroyed_group, 2)
 
 
 IN_WORKER = """
@@ -134,7 +130,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def means_the_world(rank: int, world: int, function: str) -> None:
+@pytest.mark.parametrize("function", FUNCTIONS)
+@on_ranks(2)
+def test_a_call_without_a_group_means_the_world(rank: int, world: int, function: str) -> None:
     own = torch.arange(4.0) + rank
     expected = getattr(funcol, function)
     arguments: dict[str, tuple[Any, ...]] = {
@@ -145,8 +143,3 @@ def means_the_world(rank: int, world: int, function: str) -> None:
         "broadcast": (0,),
     }
     assert torch.equal(FUNCTIONS[function](own), expected(own, *arguments[function], world_group()))
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_call_without_a_group_means_the_world(function: str) -> None:
-    run_ranks(means_the_world, 2, function)

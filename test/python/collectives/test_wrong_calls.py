@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from wrong_calls import (
     GROUP,
     NAME,
@@ -242,11 +242,6 @@ def test_a_wrong_call_is_refused(case: str, everybody: bool, gradient: bool) -> 
     run_ranks(makes, NUM_RANKS, "FUNCTIONS", case, mode, everybody, timeout=TIMEOUT_S)
 
 
-def makes_without_data(rank: int, world: int, case: str, mode: str) -> None:
-    with inputs(mode):
-        PARTS[case].raises()
-
-
 # In a trace, an argument of a wrong type meets PyTorch's own check of schemas.
 @pytest.mark.parametrize(
     ("mode", "case"),
@@ -257,8 +252,10 @@ def makes_without_data(rank: int, world: int, case: str, mode: str) -> None:
         if mode == "meta" or PARTS[case].error is not TypeError
     ],
 )
-def test_a_wrong_call_is_refused_where_there_is_no_data(mode: str, case: str) -> None:
-    run_ranks(makes_without_data, NUM_RANKS, case, mode, timeout=TIMEOUT_S)
+@on_ranks(NUM_RANKS, timeout=TIMEOUT_S)
+def test_a_wrong_call_is_refused_where_there_is_no_data(rank: int, world: int, case: str, mode: str) -> None:
+    with inputs(mode):
+        PARTS[case].raises()
 
 
 # Operators, whose arguments no function checks

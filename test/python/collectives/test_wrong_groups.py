@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from wrong_calls import (
     NUM_RANKS,
@@ -57,19 +57,18 @@ def op_of(function: str) -> str:
     return "funcol::" + function.partition(",")[0]
 
 
-def refuses_group(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("case", WRONG_GROUPS)
+@with_and_without_gradient
+@on_ranks(NUM_RANKS, timeout=TIMEOUT_S)
+def test_each_function_refuses_a_wrong_group(
+    rank: int, world: int, function: str, case: str, gradient: bool
+) -> None:
     make_group, error, words = WRONG_GROUPS[case]
     group = make_group()
     tag = "unheard of" if case == "list with an unknown tag" else ""
     x = torch.ones(PROGRAM_SHAPE, requires_grad=gradient)
     assert_raises(lambda: FUNCTIONS[function](x, group, tag), error, op_of(function), *words)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("case", WRONG_GROUPS)
-@with_and_without_gradient
-def test_each_function_refuses_a_wrong_group(function: str, case: str, gradient: bool) -> None:
-    run_ranks(refuses_group, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
 
 
 OPERATORS_OF_NOBODY: dict[str, Callable[[], Any]] = {
@@ -96,16 +95,14 @@ OPERATORS_OF_NOBODY: dict[str, Callable[[], Any]] = {
 }
 
 
-def operator_refuses_an_unknown_group(rank: int, world: int, op: str) -> None:
+@pytest.mark.parametrize("op", OPERATORS_OF_NOBODY)
+@on_ranks(NUM_RANKS, timeout=TIMEOUT_S)
+def test_each_operator_refuses_an_unknown_group(rank: int, world: int, op: str) -> None:
     assert_raises(OPERATORS_OF_NOBODY[op], ValueError, f"funcol::{op}", "'nobody'")
 
 
-@pytest.mark.parametrize("op", OPERATORS_OF_NOBODY)
-def test_each_operator_refuses_an_unknown_group(op: str) -> None:
-    run_ranks(operator_refuses_an_unknown_group, NUM_RANKS, op, timeout=TIMEOUT_S)
-
-
-def refuses_a_mesh_without_this_rank(rank: int, world: int) -> None:
+@on_ranks(3, timeout=TIMEOUT_S)
+def test_a_mesh_without_this_rank_is_refused(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [0, 1])
     if rank == 2:
         for group in (mesh, (mesh, 0)):
@@ -115,10 +112,6 @@ def refuses_a_mesh_without_this_rank(rank: int, world: int) -> None:
                 "funcol::all_reduce",
                 "rank 2 does not belong to",
             )
-
-
-def test_a_mesh_without_this_rank_is_refused() -> None:
-    run_ranks(refuses_a_mesh_without_this_rank, 3, timeout=TIMEOUT_S)
 
 
 # Reduce ops
@@ -137,12 +130,6 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
 }
 
 
-def refuses_reduce_op(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
-    reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
-    x = torch.ones(4, dtype=dtype, requires_grad=gradient)
-    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, op_of(function), *words)
-
-
 # Gloo cannot do these. NCCL can, or ProcessGroupNCCL raises RuntimeError.
 OF_GLOO = [case for case in WRONG_REDUCE_OPS if case.startswith(("avg", "sum on")) and case != "avg on bool"]
 
@@ -158,20 +145,22 @@ def reduce_op_cases() -> list[Any]:
 
 @pytest.mark.parametrize("function", REDUCTIONS)
 @pytest.mark.parametrize(("case", "gradient"), reduce_op_cases())
-def test_each_reduction_refuses_a_wrong_op(function: str, case: str, gradient: bool) -> None:
-    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
-
-
-def refuses_premul_sum(rank: int, world: int, function: str) -> None:
-    reduce_op = dist._make_nccl_premul_sum(2.0)
-    with pytest.raises(NotImplementedError, match=rf"{op_of(function)}: backend 'gloo' .* 'premul_sum'"):
-        REDUCTIONS[function](ones(4), reduce_op)
+@on_ranks(NUM_RANKS, timeout=TIMEOUT_S)
+def test_each_reduction_refuses_a_wrong_op(
+    rank: int, world: int, function: str, case: str, gradient: bool
+) -> None:
+    reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
+    x = torch.ones(4, dtype=dtype, requires_grad=gradient)
+    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, op_of(function), *words)
 
 
 @pytest.mark.cpu_only  # NCCL has this op
 @pytest.mark.parametrize("function", REDUCTIONS)
-def test_each_reduction_refuses_an_op_that_its_backend_lacks(function: str) -> None:
-    run_ranks(refuses_premul_sum, NUM_RANKS, function, timeout=TIMEOUT_S)
+@on_ranks(NUM_RANKS, timeout=TIMEOUT_S)
+def test_each_reduction_refuses_an_op_that_its_backend_lacks(rank: int, world: int, function: str) -> None:
+    reduce_op = dist._make_nccl_premul_sum(2.0)
+    with pytest.raises(NotImplementedError, match=rf"{op_of(function)}: backend 'gloo' .* 'premul_sum'"):
+        REDUCTIONS[function](ones(4), reduce_op)
 
 
 # Mixed lists
@@ -254,12 +243,11 @@ OF_A_TENSOR: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def refuses_no_tensor(rank: int, world: int, function: str, case: str) -> None:
-    value = NO_TENSORS[case]
-    assert_raises(lambda: OF_A_TENSOR[function](value), TypeError, op_of(function), type(value).__name__)
-
-
 @pytest.mark.parametrize("function", OF_A_TENSOR)
 @pytest.mark.parametrize("case", NO_TENSORS)
-def test_each_function_refuses_inputs_that_are_no_tensors(function: str, case: str) -> None:
-    run_ranks(refuses_no_tensor, 1, function, case, timeout=TIMEOUT_S)
+@on_ranks(1, timeout=TIMEOUT_S)
+def test_each_function_refuses_inputs_that_are_no_tensors(
+    rank: int, world: int, function: str, case: str
+) -> None:
+    value = NO_TENSORS[case]
+    assert_raises(lambda: OF_A_TENSOR[function](value), TypeError, op_of(function), type(value).__name__)

@@ -15,7 +15,7 @@ import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d_python
 import torch.testing._internal.distributed.fake_pg
 from graphs import lines_of, targets_in
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import SlowCollective, dispatch_keys, same, values
 from tensor_reads import VIEWS
 from torch import Tensor
@@ -476,7 +476,9 @@ def test_inductor_is_given_and_writes_what_it_does_for_stock(program: Program) -
     assert calls == expected_calls
 
 
-def computes_the_same_compiled(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FOR_FOUR_RANKS])
+@on_ranks(2)
+def test_a_compiled_collective_computes_what_it_does_eagerly(rank: int, world: int, name: str) -> None:
     def region(x: Tensor) -> Any:
         return COLLECTIVES[name](funcol, x, dist.group.WORLD)
 
@@ -484,8 +486,3 @@ def computes_the_same_compiled(rank: int, world: int, name: str) -> None:
     eager = region(x)
     for backend in ("eager", "aot_eager"):
         assert same(torch.compile(region, backend=backend)(SlowCollective(x).tensor), eager)
-
-
-@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FOR_FOUR_RANKS])
-def test_a_compiled_collective_computes_what_it_does_eagerly(name: str) -> None:
-    run_ranks(computes_the_same_compiled, 2, name)

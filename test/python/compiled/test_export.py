@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -23,7 +23,11 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-def computes_what_the_model_does(rank: int, world: int, strict: bool) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+@on_ranks(2)
+def test_exported_tensor_parallel_model_computes_what_the_model_does(
+    rank: int, world: int, strict: bool
+) -> None:
     torch.manual_seed(0)
     block = Block()
     x, y = torch.randn(2, 4, 8)
@@ -36,12 +40,8 @@ def computes_what_the_model_does(rank: int, world: int, strict: bool) -> None:
     assert torch.equal(program(x), block(x))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_tensor_parallel_model_computes_what_the_model_does(strict: bool) -> None:
-    run_ranks(computes_what_the_model_does, 2, strict)
-
-
-def keeps_lists_of_specs(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_operators_on_lists_see_their_specs_after_an_export(rank: int, world: int) -> None:
     with funcol.installed():
         torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
         parts = [
@@ -51,7 +51,3 @@ def keeps_lists_of_specs(rank: int, world: int) -> None:
         assert isinstance(joined, DTensor)
         assert joined.placements == (Shard(0),)
         assert joined.full_tensor().tolist() == [[1.0, 1.0, 2.0, 2.0]] * 4
-
-
-def test_operators_on_lists_see_their_specs_after_an_export() -> None:
-    run_ranks(keeps_lists_of_specs, 2)

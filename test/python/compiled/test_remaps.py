@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from graphs import graph_of, lines_of, targets_in
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import same
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
@@ -111,7 +111,14 @@ def asynchronous(call: Callable[..., Any]) -> Callable[[Tensor], Any]:
 STYLES = {"synchronous": synchronous, "asynchronous": asynchronous}
 
 
-def computes_what_it_does_eagerly(rank: int, world: int, call: str, style: str, backend: str) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("call", CALLS)
+@on_ranks(WORLD)
+def test_a_compiled_program_computes_what_it_does_eagerly(
+    rank: int, world: int, call: str, style: str, backend: str
+) -> None:
     program = STYLES[style](CALLS[call])
     inputs = [torch.arange(8.0).reshape(4, 2) * (rank + 1) for _ in range(2)]
     torch._dynamo.reset()
@@ -119,14 +126,6 @@ def computes_what_it_does_eagerly(rank: int, world: int, call: str, style: str, 
     expected = program(inputs[1])
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert same(*inputs)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_compiled_program_computes_what_it_does_eagerly(call: str, style: str, backend: str) -> None:
-    run_ranks(computes_what_it_does_eagerly, WORLD, call, style, backend)
 
 
 def all_in_one(x: Tensor) -> Any:
@@ -141,16 +140,13 @@ def all_in_one(x: Tensor) -> Any:
     return part @ y.t() + gathered.sum()
 
 
-def computes_with_inductor(rank: int, world: int) -> None:
+@on_ranks(WORLD, timeout=200)
+def test_inductor_computes_what_the_program_does_eagerly(rank: int, world: int) -> None:
     inputs = [torch.arange(8.0).reshape(4, 2) * (rank + 1) for _ in range(2)]
     torch._dynamo.reset()
     actual = torch.compile(all_in_one, backend="inductor", fullgraph=True)(inputs[0])
     torch.testing.assert_close(actual, all_in_one(inputs[1]))
     torch.testing.assert_close(*inputs)
-
-
-def test_inductor_computes_what_the_program_does_eagerly() -> None:
-    run_ranks(computes_with_inductor, WORLD, timeout=200)
 
 
 OPS = {
@@ -218,7 +214,8 @@ def test_without_remaps_pytorch_is_as_it_was(program: Callable[[Tensor], Any]) -
 # Forms of calls
 
 
-def source_is_an_argument(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_the_source_may_be_an_argument_of_the_region(rank: int, world: int) -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def program(x: Tensor, src: int) -> Tensor:
         dist.broadcast(x, src)
@@ -227,10 +224,6 @@ def source_is_an_argument(rank: int, world: int) -> None:
     torch._dynamo.reset()
     for src in (0, 1, 0):
         assert program(torch.tensor([rank]), src).item() == src + 1
-
-
-def test_the_source_may_be_an_argument_of_the_region() -> None:
-    run_ranks(source_is_an_argument, WORLD)
 
 
 def test_async_op_may_be_an_argument_of_the_region() -> None:
@@ -286,17 +279,14 @@ def test_what_cannot_be_traced_says_so_under_fullgraph(program: Callable[[Tensor
         torch.compile(program, backend="eager", fullgraph=True)(torch.ones(4, 2))
 
 
-def future_in_a_region(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_what_cannot_be_traced_runs_eagerly_otherwise(rank: int, world: int) -> None:
     def program(x: Tensor) -> Tensor:
         dist.all_reduce(x, async_op=True).get_future().wait()
         return x + 1
 
     torch._dynamo.reset()
     assert torch.compile(program, backend="eager")(torch.tensor([rank])).item() == 2
-
-
-def test_what_cannot_be_traced_runs_eagerly_otherwise() -> None:
-    run_ranks(future_in_a_region, WORLD)
 
 
 FUNCOL_FIRST = """

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from graphs import graph_of, targets_in
-from ranks import run_ranks
+from ranks import on_ranks
 from slow_collectives import same
 from torch import Tensor
 from torch.fx import GraphModule
@@ -128,7 +128,12 @@ def test_the_order_outlives_aot_autograd() -> None:
     assert reduced < exp < waited
 
 
-def reads_finished_data(rank: int, world: int, program: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [program.__name__ for program in ORDERS])
+@on_ranks(WORLD)
+def test_an_asynchronous_collective_is_finished_when_the_region_ends(
+    rank: int, world: int, program: str, backend: str
+) -> None:
     x, y = torch.full((2, 3), rank + 1.0), torch.full((2, 3), rank + 2.0)
     torch._dynamo.reset()
     torch.compile(globals()[program], backend=backend, fullgraph=True)(x, y)
@@ -136,12 +141,8 @@ def reads_finished_data(rank: int, world: int, program: str, backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("program", [program.__name__ for program in ORDERS])
-def test_an_asynchronous_collective_is_finished_when_the_region_ends(program: str, backend: str) -> None:
-    run_ranks(reads_finished_data, WORLD, program, backend)
-
-
-def early_reads(rank: int, world: int, backend: str) -> None:
+@on_ranks(WORLD)
+def test_a_read_before_the_wait_sees_finished_data(rank: int, world: int, backend: str) -> None:
     x, y = torch.full((2, 3), rank + 1.0), torch.zeros(2, 3)
     torch._dynamo.reset()
     z, _ = torch.compile(reads_early, backend=backend, fullgraph=True)(x, y)
@@ -149,11 +150,8 @@ def early_reads(rank: int, world: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_read_before_the_wait_sees_finished_data(backend: str) -> None:
-    run_ranks(early_reads, WORLD, backend)
-
-
-def hands_out_its_work(rank: int, world: int, backend: str) -> None:
+@on_ranks(WORLD)
+def test_a_work_may_leave_the_region(rank: int, world: int, backend: str) -> None:
     def program(x: Tensor) -> Any:
         return dist.all_reduce(x, async_op=True), x * 2
 
@@ -166,12 +164,8 @@ def hands_out_its_work(rank: int, world: int, backend: str) -> None:
     assert same(doubled, torch.full((3,), 6.0))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_work_may_leave_the_region(backend: str) -> None:
-    run_ranks(hands_out_its_work, WORLD, backend)
-
-
-def waits_after_a_break(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_graph_break_may_lie_between_call_and_wait(rank: int, world: int) -> None:
     @torch.compile(backend="aot_eager")
     def program(x: Tensor) -> Tensor:
         work = dist.all_reduce(x, async_op=True)
@@ -181,7 +175,3 @@ def waits_after_a_break(rank: int, world: int) -> None:
 
     torch._dynamo.reset()
     assert same(program(torch.full((3,), rank + 1.0)), torch.full((3,), 4.0))
-
-
-def test_a_graph_break_may_lie_between_call_and_wait() -> None:
-    run_ranks(waits_after_a_break, WORLD)

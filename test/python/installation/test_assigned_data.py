@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -121,14 +121,11 @@ CASES: list[Callable[[int], None]] = [
 ]
 
 
-def run_case(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", [case.__name__ for case in CASES])
+@on_ranks(2)
+def test_assignment(rank: int, world: int, name: str) -> None:
     with funcol.installed():
         next(case for case in CASES if case.__name__ == name)(world)
-
-
-@pytest.mark.parametrize("name", [case.__name__ for case in CASES])
-def test_assignment(name: str) -> None:
-    run_ranks(run_case, 2, name)
 
 
 def test_uninstall_restores_the_attribute() -> None:

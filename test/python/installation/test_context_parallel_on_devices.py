@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
@@ -66,7 +66,14 @@ def gradient_on_one_device(world: int, kernel: str, is_causal: bool) -> Tensor:
     return weight.grad
 
 
-def attends_in_a_ring(rank: int, world: int, kernel: str, rotation: str, is_causal: bool) -> None:
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("world", [2, 4])
+@on_ranks()
+def test_attention_in_a_ring_gives_what_stock_gives(
+    rank: int, world: int, kernel: str, rotation: str, is_causal: bool
+) -> None:
     set_rotate_method(rotation)
     _cp_options.enable_load_balance = is_causal  # PyTorch balances the load of causal attention alone
     try:
@@ -79,13 +86,3 @@ def attends_in_a_ring(rank: int, world: int, kernel: str, rotation: str, is_caus
     # bfloat16 has 8 bits, and gradients are sums of a thousand products.
     tolerance = (3e-2 if kernel == "flash" else 1e-4) * float(gradient.abs().max())
     torch.testing.assert_close(actual[1], gradient, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("world", [2, 4])
-def test_attention_in_a_ring_gives_what_stock_gives(
-    world: int, kernel: str, rotation: str, is_causal: bool
-) -> None:
-    run_ranks(attends_in_a_ring, world, kernel, rotation, is_causal)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from differential import sample
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -97,7 +97,9 @@ def test_sizes_that_do_not_divide(layout: str, source: int | None, shape: list[i
     run_ranks(places_as_pytorch, 4, layout, shape, source, False)
 
 
-def cuts_strided_shards_unevenly(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_strided_shards_of_uneven_size_are_sent(rank: int, world: int) -> None:
+    """PyTorch's own stops with an assertion."""
     mesh, whole = mesh_of(2), torch.arange(7)
     with funcol.installed():
         sent = distribute_tensor(whole + 100 * rank, mesh, [_StridedShard(0, split_factor=2)])
@@ -105,12 +107,14 @@ def cuts_strided_shards_unevenly(rank: int, world: int) -> None:
     assert sent._local_tensor.tolist() == cut._local_tensor.tolist() == [[0, 1, 4, 5], [2, 3, 6]][rank]
 
 
-def test_strided_shards_of_uneven_size_are_sent() -> None:
-    """PyTorch's own stops with an assertion."""
-    run_ranks(cuts_strided_shards_unevenly, 2)
-
-
-def sends_dtype(rank: int, world: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    ids=str,
+)
+@on_ranks(2)
+def test_dtypes(rank: int, world: int, dtype: torch.dtype) -> None:
+    """Among them dtypes that gloo cannot send by itself."""
     mesh = mesh_of(world)
     x = (sample(rank, [5, 2]) * 4).to(dtype)
     for placement in (S0, R):
@@ -120,16 +124,6 @@ def sends_dtype(rank: int, world: int, dtype: torch.dtype) -> None:
         expected = of_source.chunk(world)[rank] if placement == S0 else of_source
         assert found._local_tensor.dtype == dtype
         assert found._local_tensor.view(torch.uint8).equal(expected.contiguous().view(torch.uint8))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
-    ids=str,
-)
-def test_dtypes(dtype: torch.dtype) -> None:
-    """Among them dtypes that gloo cannot send by itself."""
-    run_ranks(sends_dtype, 2, dtype)
 
 
 class Sent(TorchDispatchMode):
@@ -145,7 +139,8 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def sends_shards_to_replicas(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_replicas_receive_shards(rank: int, world: int) -> None:
     mesh = mesh_of(2, 2)
     with funcol.installed(), Sent() as sent:
         distribute_tensor(torch.ones(8, 4), mesh, [R, S0])
@@ -155,33 +150,24 @@ def sends_shards_to_replicas(rank: int, world: int) -> None:
     assert sorted(name for name, _ in by_pytorch.calls) == ["broadcast_", "scatter_"]
 
 
-def test_replicas_receive_shards() -> None:
-    run_ranks(sends_shards_to_replicas, 4)
-
-
-def one_rank_is_watched(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_watched_rank_sends_as_the_others_do(rank: int, world: int) -> None:
     mesh = mesh_of(2, 2)
     with funcol.installed(), Sent() if rank == 0 else nullcontext():
         dtensor = distribute_tensor(sample(rank, [8, 4]), mesh, [R, S0])
     assert dtensor._local_tensor.equal(sample(0, [8, 4]).chunk(2)[rank % 2])
 
 
-def test_a_watched_rank_sends_as_the_others_do() -> None:
-    run_ranks(one_rank_is_watched, 4)
-
-
-def leaves_alone_what_is_cut(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_the_tensor_of_a_rank_that_receives_a_shard_stays_as_it_is(rank: int, world: int) -> None:
     mesh, x = mesh_of(2, 2), sample(rank, [8, 4])
     with funcol.installed():
         distribute_tensor(x, mesh, [R, S0])
     assert x.equal(sample(rank, [8, 4]))
 
 
-def test_the_tensor_of_a_rank_that_receives_a_shard_stays_as_it_is() -> None:
-    run_ranks(leaves_alone_what_is_cut, 4)
-
-
-def shares_memory_of_replicas(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_replicas_are_received_in_place(rank: int, world: int) -> None:
     """Receives a replica into the tensor that was passed, as PyTorch does."""
     x = sample(rank, [4, 2])
     with funcol.installed():
@@ -190,11 +176,8 @@ def shares_memory_of_replicas(rank: int, world: int) -> None:
     assert x.equal(sample(0, [4, 2]))
 
 
-def test_replicas_are_received_in_place() -> None:
-    run_ranks(shares_memory_of_replicas, 2)
-
-
-def disagrees(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_ranks_that_hold_other_shapes_are_told(rank: int, world: int) -> None:
     message = r"distribute_tensor\(S\(0\), src_data_rank=0\)"
     with (
         funcol.installed(),
@@ -202,10 +185,6 @@ def disagrees(rank: int, world: int) -> None:
         pytest.raises(dist.DistBackendError, match=message),
     ):
         distribute_tensor(torch.ones(4 + rank, 2), mesh_of(world), [S0])
-
-
-def test_ranks_that_hold_other_shapes_are_told() -> None:
-    run_ranks(disagrees, 2)
 
 
 # On one rank of a group that sends nothing

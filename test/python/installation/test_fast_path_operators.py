@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
@@ -104,36 +104,6 @@ def empty_of(x: DTensor) -> DTensor:
     return DTensor.from_local(x.to_local().new_empty(0), x.device_mesh, [Replicate()])
 
 
-def serves(rank: int, world: int, name: str) -> None:
-    op, call = CALLS[name]
-    mesh = mesh_of(world)
-    whole = torch.arange(32.0).view(8, 4)
-
-    def leaves() -> list[DTensor]:
-        return [distribute_tensor(one, mesh, [Shard(0)]) for one in (whole.clone(), whole.clone() + 1)]
-
-    def called() -> object:
-        given = leaves()
-        torch.manual_seed(0)
-        return call(*given)
-
-    expected = called()
-    with funcol.installed():
-        forget_operator_counts()
-        for _ in range(3):
-            actual = called()
-        counts = operator_counts()[str(op)]
-    assert set(counts) == {"served"}, counts
-    for one, other in zip(_listed(actual), _listed(expected), strict=True):
-        if not isinstance(other, DTensor):
-            assert one == other
-            continue
-        assert one._spec == other._spec
-        if not name.startswith("random"):  # funcol draws others: see test_random_operators.py
-            assert torch.equal(one._local_tensor, other._local_tensor)
-        _assert_alike(one, other)
-
-
 def _listed(value: object) -> list[Any]:
     if value is None:
         return []
@@ -163,8 +133,35 @@ def _assert_alike(one: DTensor, other: DTensor) -> None:
 
 @pytest.mark.on_devices_too
 @pytest.mark.parametrize("name", _with_reasons(CALLS))
-def test_a_call_is_served(name: str) -> None:
-    run_ranks(serves, 2, name)
+@on_ranks(2)
+def test_a_call_is_served(rank: int, world: int, name: str) -> None:
+    op, call = CALLS[name]
+    mesh = mesh_of(world)
+    whole = torch.arange(32.0).view(8, 4)
+
+    def leaves() -> list[DTensor]:
+        return [distribute_tensor(one, mesh, [Shard(0)]) for one in (whole.clone(), whole.clone() + 1)]
+
+    def called() -> object:
+        given = leaves()
+        torch.manual_seed(0)
+        return call(*given)
+
+    expected = called()
+    with funcol.installed():
+        forget_operator_counts()
+        for _ in range(3):
+            actual = called()
+        counts = operator_counts()[str(op)]
+    assert set(counts) == {"served"}, counts
+    for one, other in zip(_listed(actual), _listed(expected), strict=True):
+        if not isinstance(other, DTensor):
+            assert one == other
+            continue
+        assert one._spec == other._spec
+        if not name.startswith("random"):  # funcol draws others: see test_random_operators.py
+            assert torch.equal(one._local_tensor, other._local_tensor)
+        _assert_alike(one, other)
 
 
 def trains(rank: int, world: int) -> list[list[float]]:
@@ -188,11 +185,8 @@ def trains(rank: int, world: int) -> list[list[float]]:
     return [weight.full_tensor().flatten().tolist() for weight in (column, row)]
 
 
-def trains_the_same(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_training_is_bitwise_the_same(rank: int, world: int) -> None:
     expected = trains(rank, world)
     with funcol.installed():
         assert trains(rank, world) == expected
-
-
-def test_training_is_bitwise_the_same() -> None:
-    run_ranks(trains_the_same, 2)

@@ -9,7 +9,7 @@ import pytest
 from fsdp_checks import assert_same, check
 from fsdp_programs import Block, recorded
 from programs import settled
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 
 import funcol
@@ -95,7 +95,8 @@ def test_replicas_of_shards(types: str) -> None:
     check(programs.replicates, 4, types)
 
 
-def shards_tensor_parallel_modules(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_tensor_parallel_modules(rank: int, world: int) -> None:
     def run() -> tuple[list[Tensor], programs.Log]:
         with recorded() as log:
             return settled(programs.over_tensor_parallel(rank, world)), log
@@ -107,10 +108,6 @@ def shards_tensor_parallel_modules(rank: int, world: int) -> None:
         expected = run()
     assert found[1] == expected[1]
     assert_same(found[0], expected[0])
-
-
-def test_tensor_parallel_modules() -> None:
-    run_ranks(shards_tensor_parallel_modules, 4)
 
 
 def test_a_block_is_uneven_on_every_world_here() -> None:

@@ -9,7 +9,7 @@ import torch
 from fsdp_checks import assert_same
 from fsdp_programs import blocks, steps
 from programs import settled
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -53,7 +53,27 @@ def compiled(place: str, checkpoint: str, **options: Any) -> Any:
     return model
 
 
-def compiles(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool) -> None:
+PLACES = [
+    "within the blocks",
+    "blocks, then sharded",
+    "blocks as another module",
+    "sharded blocks",
+    "everything",
+    "a step",
+]
+WAYS = [("", True), ("around", False), ("within", True), ("", False), ("around", True), ("within", False)]
+# Of each place two ways, so that each way has two places; the others with --long.
+CASES = [
+    pytest.param(place, *way, marks=() if (i - j) % 3 == 0 else pytest.mark.long)
+    for i, place in enumerate(PLACES)
+    for j, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("place", "checkpoint", "fullgraph"), CASES)
+@on_ranks(2, timeout=180)
+def test_compiled_modules(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool) -> None:
     def run() -> tuple[list[Tensor], dict[str, dict[str, int]], str]:
         torch._dynamo.reset()
         counters = torch._dynamo.utils.counters
@@ -78,30 +98,8 @@ def compiles(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool
     torch.testing.assert_close(found, found_before, rtol=0, atol=0)
 
 
-PLACES = [
-    "within the blocks",
-    "blocks, then sharded",
-    "blocks as another module",
-    "sharded blocks",
-    "everything",
-    "a step",
-]
-WAYS = [("", True), ("around", False), ("within", True), ("", False), ("around", True), ("within", False)]
-# Of each place two ways, so that each way has two places; the others with --long.
-CASES = [
-    pytest.param(place, *way, marks=() if (i - j) % 3 == 0 else pytest.mark.long)
-    for i, place in enumerate(PLACES)
-    for j, way in enumerate(WAYS)
-]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("place", "checkpoint", "fullgraph"), CASES)
-def test_compiled_modules(place: str, checkpoint: str, fullgraph: bool) -> None:
-    run_ranks(compiles, 2, place, checkpoint, fullgraph, timeout=180)
-
-
-def compiles_with_and_without(rank: int, world: int) -> None:
+@on_ranks(2, timeout=180)
+def test_a_compiled_model_may_see_funcol_come_and_go(rank: int, world: int) -> None:
     """A model that was compiled with funcol runs on without it, and the other way round, and is not compiled
     once more for that."""
 
@@ -123,7 +121,3 @@ def compiles_with_and_without(rank: int, world: int) -> None:
         funcol.uninstall()
     assert_same(found, expected)
     assert num_graphs_found == num_graphs
-
-
-def test_a_compiled_model_may_see_funcol_come_and_go() -> None:
-    run_ranks(compiles_with_and_without, 2, timeout=180)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fsdp_checks import assert_same
 from fsdp_programs import batch, blocks, sharded, state
 from programs import settled
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from versions import TORCH
@@ -27,7 +27,8 @@ from funcol.installation import fully_shard_table as table
 ON_DEVICES = True
 
 
-def changes_between_steps(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_model_may_see_funcol_come_and_go(rank: int, world: int) -> None:
     def run(come_and_go: bool) -> list[Tensor]:
         model = sharded(blocks())
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -49,10 +50,6 @@ def changes_between_steps(rank: int, world: int) -> None:
         assert_same(run(come_and_go=True), expected)
     finally:
         funcol.uninstall()
-
-
-def test_a_model_may_see_funcol_come_and_go() -> None:
-    run_ranks(changes_between_steps, 2)
 
 
 def codes() -> dict[str, Any]:
@@ -129,19 +126,16 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
     assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
 
 
-def trains_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
-    expected = settled(programs.trains_with_types(rank, world, checks))
-    with funcol.installed():
-        assert not under.taken_over()[1]
-        assert_same(settled(programs.trains_with_types(rank, world, checks)), expected)
-
-
 @pytest.mark.skipif(
     not getattr(dist, "_is_spmd_types_available", bool)(), reason="no package here checks types"
 )
 @pytest.mark.parametrize("checks", [True, False])
-def test_under_a_checker_of_types(checks: bool) -> None:
-    run_ranks(trains_under_a_checker_of_types, 2, checks)
+@on_ranks(2)
+def test_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
+    expected = settled(programs.trains_with_types(rank, world, checks))
+    with funcol.installed():
+        assert not under.taken_over()[1]
+        assert_same(settled(programs.trains_with_types(rank, world, checks)), expected)
 
 
 def test_an_install_that_fails_undoes_itself(monkeypatch: pytest.MonkeyPatch) -> None:

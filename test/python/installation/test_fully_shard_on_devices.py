@@ -5,7 +5,7 @@ import torch
 from fsdp_checks import assert_same
 from fsdp_programs import Block, Fails, batch, blocks, copies, sharded, state
 from programs import settled
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -42,16 +42,13 @@ def trained(rank, world, reshard):
     return [*losses, *(parameter.full_tensor() for parameter in model.parameters())]
 
 
-def trains_as_stock(rank, world, reshard):
+@pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
+@on_ranks(WORLD)
+def test_a_step_of_fsdp2_orders_its_streams(rank, world, reshard):
     expected = trained(rank, world, reshard)
     with funcol.installed():
         actual = trained(rank, world, reshard)
     torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
-def test_a_step_of_fsdp2_orders_its_streams(reshard):
-    run_ranks(trains_as_stock, WORLD, reshard)
 
 
 def on_this_host(tensors):

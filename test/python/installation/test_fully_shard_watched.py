@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fsdp_checks import assert_same
 from fsdp_programs import batch, blocks, sharded, state, steps
 from programs import settled
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -85,7 +85,29 @@ def test_groups_are_gathered_and_reduced_in_cpp(program: str, world: int, args: 
     run_ranks(is_served, world, module, name, args)
 
 
-def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("of_instance", [True, False])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "FSDPParam.to_sharded",
+        "FSDPParam.to_unsharded",
+        "FSDPParam.init_unsharded_param",
+        "FSDPParam.to_sharded_dtensor",
+        "FSDPParamGroup.unshard",
+        "FSDPParamGroup.wait_for_unshard",
+        "FSDPParamGroup.reshard",
+        "FSDPParamGroup._to_sharded",
+        "FSDPParamGroup._to_unsharded",
+        "FSDPParamGroup.pre_forward",
+        "FSDPParamGroup.pre_backward",
+        "FSDPParamGroup.post_backward",
+    ],
+)
+@on_ranks(2)
+def test_a_method_that_somebody_replaced_is_called(
+    rank: int, world: int, path: str, of_instance: bool
+) -> None:
     """Replaces a method of FSDP2's classes by one that counts; it is called as often as in PyTorch."""
     owner_name, _, name = path.partition(".")
     owner_class = getattr(_fsdp_param if owner_name == "FSDPParam" else _fsdp_param_group, owner_name)
@@ -117,33 +139,34 @@ def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool)
         assert run() == expected
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("of_instance", [True, False])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "FSDPParam.to_sharded",
-        "FSDPParam.to_unsharded",
-        "FSDPParam.init_unsharded_param",
-        "FSDPParam.to_sharded_dtensor",
-        "FSDPParamGroup.unshard",
-        "FSDPParamGroup.wait_for_unshard",
-        "FSDPParamGroup.reshard",
-        "FSDPParamGroup._to_sharded",
-        "FSDPParamGroup._to_unsharded",
-        "FSDPParamGroup.pre_forward",
-        "FSDPParamGroup.pre_backward",
-        "FSDPParamGroup.post_backward",
-    ],
-)
-def test_a_method_that_somebody_replaced_is_called(path: str, of_instance: bool) -> None:
-    run_ranks(counts_replaced_methods, 2, path, of_instance)
-
-
 _IN_FSDP2 = "torch.distributed.fsdp._fully_shard."
 
 
-def counts_what_was_replaced_before(rank: int, world: int, module: str, path: str, how: str) -> None:
+@pytest.mark.sampled(5)
+@pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
+@pytest.mark.parametrize(
+    ("module", "path", "how"),
+    [
+        ("_fsdp_collectives", "DefaultAllGather.allocate", "plain"),
+        ("_fsdp_collectives", "DefaultReduceScatter.__call__", "plain"),
+        ("_fsdp_param_group", "foreach_all_gather", "wraps"),
+        ("_fsdp_param_group", "foreach_all_gather", "plain"),
+        ("_fsdp_collectives", "foreach_reduce_scatter_copy_in", "wraps"),
+        ("_fsdp_collectives", "_get_gradient_divide_factors", "plain"),
+        ("_fsdp_param", "FSDPParam.to_sharded", "wraps"),
+        ("_fsdp_param", "FSDPParam.init_unsharded_param", "no_grad"),
+        ("_fsdp_param_group", "FSDPParamGroup.unshard", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.pre_forward", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.post_backward", "plain"),
+        ("_fsdp_param_group", "record_function", "plain"),
+        ("torch.distributed", "all_gather_single", "wraps"),
+        pytest.param("torch.cpu", "Stream.wait_stream", "wraps", marks=pytest.mark.cpu_only),
+    ],
+)
+@on_ranks(2)
+def test_what_somebody_replaced_before_is_called(
+    rank: int, world: int, module: str, path: str, how: str
+) -> None:
     """Checks that a wrapper installed before funcol is called as often as without funcol."""
     owner: Any = importlib.import_module(_IN_FSDP2 + module if module.startswith("_") else module)
     *classes, name = path.split(".")
@@ -182,31 +205,6 @@ def counts_what_was_replaced_before(rank: int, world: int, module: str, path: st
     assert not under.not_pytorchs()
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
-@pytest.mark.parametrize(
-    ("module", "path", "how"),
-    [
-        ("_fsdp_collectives", "DefaultAllGather.allocate", "plain"),
-        ("_fsdp_collectives", "DefaultReduceScatter.__call__", "plain"),
-        ("_fsdp_param_group", "foreach_all_gather", "wraps"),
-        ("_fsdp_param_group", "foreach_all_gather", "plain"),
-        ("_fsdp_collectives", "foreach_reduce_scatter_copy_in", "wraps"),
-        ("_fsdp_collectives", "_get_gradient_divide_factors", "plain"),
-        ("_fsdp_param", "FSDPParam.to_sharded", "wraps"),
-        ("_fsdp_param", "FSDPParam.init_unsharded_param", "no_grad"),
-        ("_fsdp_param_group", "FSDPParamGroup.unshard", "wraps"),
-        ("_fsdp_param_group", "FSDPParamGroup.pre_forward", "wraps"),
-        ("_fsdp_param_group", "FSDPParamGroup.post_backward", "plain"),
-        ("_fsdp_param_group", "record_function", "plain"),
-        ("torch.distributed", "all_gather_single", "wraps"),
-        pytest.param("torch.cpu", "Stream.wait_stream", "wraps", marks=pytest.mark.cpu_only),
-    ],
-)
-def test_what_somebody_replaced_before_is_called(module: str, path: str, how: str) -> None:
-    run_ranks(counts_what_was_replaced_before, 2, module, path, how)
-
-
 def counts_replaced_collectives(rank: int, world: int, name: str) -> None:
     original = getattr(dist, name)
     seen = []
@@ -236,7 +234,8 @@ def test_a_collective_that_somebody_replaced_is_called(name: str) -> None:
     run_ranks(counts_replaced_collectives, 2, name)
 
 
-def logs_what_it_does(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_it_logs_the_same(rank: int, world: int) -> None:
     logger = logging.getLogger(_fsdp_param_group.__name__)
 
     def run() -> list[str]:
@@ -255,11 +254,8 @@ def logs_what_it_does(rank: int, world: int) -> None:
         assert run() == expected
 
 
-def test_it_logs_the_same() -> None:
-    run_ranks(logs_what_it_does, 2)
-
-
-def fails_in_a_collective(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_error_of_a_collective_reaches_the_caller(rank: int, world: int) -> None:
     """Checks that an error of a collective reaches the caller, and that the next step runs."""
 
     def run() -> tuple[str, list[Tensor]]:
@@ -285,10 +281,6 @@ def fails_in_a_collective(rank: int, world: int) -> None:
     assert_same(settled(found[1]), settled(expected[1]))
 
 
-def test_an_error_of_a_collective_reaches_the_caller() -> None:
-    run_ranks(fails_in_a_collective, 2)
-
-
 class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +291,8 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def shows_its_operators(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_dispatch_mode_sees_the_same_operators(rank: int, world: int) -> None:
     def run() -> list[str]:
         model = sharded(blocks())
         steps(model, rank, 1)
@@ -316,11 +309,8 @@ def shows_its_operators(rank: int, world: int) -> None:
     assert any("all_gather_copy_in" in name for name in found)
 
 
-def test_a_dispatch_mode_sees_the_same_operators() -> None:
-    run_ranks(shows_its_operators, 2)
-
-
-def shows_its_ranges(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_profiler_sees_the_same_ranges(rank: int, world: int) -> None:
     def run() -> list[str]:
         model = sharded(blocks())
         with torch.profiler.profile() as profile:
@@ -331,7 +321,3 @@ def shows_its_ranges(rank: int, world: int) -> None:
     assert expected
     with funcol.installed():
         assert run() == expected
-
-
-def test_a_profiler_sees_the_same_ranges() -> None:
-    run_ranks(shows_its_ranges, 2)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks
 from torch_state import attributes_of_torch, kernels_of
 
 import funcol
@@ -163,7 +163,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def calls_what_it_imported(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_a_program_imported_by_name_calls_funcol(rank: int, world: int) -> None:
     group, x = world_group(), sample(rank, (4, 2))
     for name, arguments in ARGUMENTS.items():
         expected = HELD[name](x, *arguments, group) + 0
@@ -175,11 +176,8 @@ def calls_what_it_imported(rank: int, world: int) -> None:
         assert type(HELD[name](x, *arguments, group)) is stock.AsyncCollectiveTensor, name
 
 
-def test_what_a_program_imported_by_name_calls_funcol() -> None:
-    run_ranks(calls_what_it_imported, 2)
-
-
-def compiles_what_it_imported(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_compiled_region_of_what_a_program_imported_has_the_graph_of_pytorch(rank: int, world: int) -> None:
     group, x = world_group(), sample(rank, (4, 2))
     graphs: list[list[str]] = []
 
@@ -201,10 +199,6 @@ def compiles_what_it_imported(rank: int, world: int) -> None:
                 assert torch.equal(reduces_and_scatters(x), expected), call
     assert graphs[1:] == graphs[:1] * (len(graphs) - 1)
     assert len(graphs) <= 2
-
-
-def test_a_compiled_region_of_what_a_program_imported_has_the_graph_of_pytorch() -> None:
-    run_ranks(compiles_what_it_imported, 2)
 
 
 def test_what_a_program_put_over_funcol_stays(monkeypatch: pytest.MonkeyPatch) -> None:

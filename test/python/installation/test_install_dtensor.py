@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch._dynamo.compiled_autograd
 from differential import sample
-from programs import check, mesh_of, whole
-from ranks import run_ranks
+from programs import computes_the_same, mesh_of
+from ranks import on_ranks
+from sharded import full
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -44,7 +45,11 @@ LAYOUTS: dict[str, list[Placement]] = {
 }
 
 
-def converts(rank: int, world: int, layout: str, gradient: str | None) -> list[Tensor]:
+@pytest.mark.parametrize(
+    ("layout", "gradient"), [*((layout, None) for layout in LAYOUTS), ("R", "R"), ("R", "P"), ("P", "P")]
+)
+@computes_the_same(2, pends=False)
+def test_from_local_and_to_local(rank: int, world: int, layout: str, gradient: str | None) -> list[Tensor]:
     """From a local tensor to a DTensor, and back through an operator that leaves it where it is."""
     mesh, placements = mesh_of(world), LAYOUTS[layout]
     x = sample(rank, [4, 6]).requires_grad_()
@@ -57,14 +62,9 @@ def converts(rank: int, world: int, layout: str, gradient: str | None) -> list[T
     return [dtensor.detach(), local.detach(), x.grad]
 
 
-@pytest.mark.parametrize(
-    ("layout", "gradient"), [*((layout, None) for layout in LAYOUTS), ("R", "R"), ("R", "P"), ("P", "P")]
-)
-def test_from_local_and_to_local(layout: str, gradient: str | None) -> None:
-    check(converts, 2, layout, gradient, pends=False)
-
-
-def differentiates_twice(rank: int, world: int, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["S0", "S1", "R", "P"])
+@on_ranks(2)
+def test_second_derivatives(rank: int, world: int, layout: str) -> None:
     mesh = mesh_of(world)
     x = sample(rank, [4, 6]).double().requires_grad_()
     with funcol.installed():
@@ -80,12 +80,8 @@ def differentiates_twice(rank: int, world: int, layout: str) -> None:
     torch.testing.assert_close(second, 36 * value**3)
 
 
-@pytest.mark.parametrize("layout", ["S0", "S1", "R", "P"])
-def test_second_derivatives(layout: str) -> None:
-    run_ranks(differentiates_twice, 2, layout)
-
-
-def differentiates_compiled(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2, counts=False)
+def test_compiled_autograd(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(world)
     results = []
     for step in range(3):
@@ -99,11 +95,10 @@ def differentiates_compiled(rank: int, world: int) -> list[Tensor]:
     return results
 
 
-def test_compiled_autograd() -> None:
-    check(differentiates_compiled, 2, counts=False)
-
-
-def redistributes_with_gradient(rank: int, world: int, source: str, target: str) -> list[Tensor]:
+@pytest.mark.parametrize("target", ["S0", "S1", "R"])
+@pytest.mark.parametrize("source", ["S0", "S1", "R", "P"])
+@computes_the_same(2, pends=False)
+def test_redistribute_and_its_gradient(rank: int, world: int, source: str, target: str) -> list[Tensor]:
     mesh = mesh_of(world)
     x = sample(rank, [4, 6]).requires_grad_()
     moved = DTensor.from_local(x, mesh, LAYOUTS[source]).redistribute(placements=LAYOUTS[target])
@@ -112,13 +107,8 @@ def redistributes_with_gradient(rank: int, world: int, source: str, target: str)
     return [moved.detach(), x.grad]
 
 
-@pytest.mark.parametrize("target", ["S0", "S1", "R"])
-@pytest.mark.parametrize("source", ["S0", "S1", "R", "P"])
-def test_redistribute_and_its_gradient(source: str, target: str) -> None:
-    check(redistributes_with_gradient, 2, source, target, pends=False)
-
-
-def keeps_dtypes(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2)
+def test_redistribute_in_other_dtypes(rank: int, world: int) -> list[Tensor]:
     x = distribute_tensor(sample(0, [4, 6]), mesh_of(world), [Shard(0)]).requires_grad_()
     moved = x.redistribute(
         placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.float64
@@ -128,11 +118,8 @@ def keeps_dtypes(rank: int, world: int) -> list[Tensor]:
     return [moved.detach(), x.grad]
 
 
-def test_redistribute_in_other_dtypes() -> None:
-    check(keeps_dtypes, 2)
-
-
-def keeps_different_specs(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_specs_that_differ_stay_different(rank: int, world: int) -> None:
     mesh = mesh_of(world)
 
     def spec(placement: Placement, dtype: torch.dtype = torch.float32, rows: int = 4) -> DTensorSpec:
@@ -146,11 +133,8 @@ def keeps_different_specs(rank: int, world: int) -> None:
         assert copy_onto(canonical(other), mesh) == other != copy_onto(first, mesh)
 
 
-def test_specs_that_differ_stay_different() -> None:
-    run_ranks(keeps_different_specs, 2)
-
-
-def takes_uneven_shards(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2)
+def test_uneven_shards_with_a_shape(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(world)
     x = sample(rank, [3 - rank, 4]).requires_grad_()
     dtensor = DTensor.from_local(x, mesh, [Shard(0)], shape=torch.Size([5, 4]), stride=(4, 1))
@@ -160,16 +144,9 @@ def takes_uneven_shards(rank: int, world: int) -> list[Tensor]:
     return [result.detach(), x.grad]
 
 
-def test_uneven_shards_with_a_shape() -> None:
-    check(takes_uneven_shards, 2)
-
-
-def checks_ranks(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2, pends=False)
+def test_from_local_that_checks_the_ranks(rank: int, world: int) -> list[Tensor]:
     return [DTensor.from_local(sample(rank, [2, 3]), mesh_of(world), [Replicate()], run_check=True)]
-
-
-def test_from_local_that_checks_the_ranks() -> None:
-    check(checks_ranks, 2, pends=False)
 
 
 # Memory and autograd as seen by callers
@@ -394,9 +371,9 @@ def test_those_who_imported_a_function_before_get_funcols(mesh_2x2: DeviceMesh) 
 
 def test_a_result_is_wrapped_whoever_ran_operators_before(mesh_2x2: DeviceMesh) -> None:
     x = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
-    before = whole(x + 1)
+    before = full(x + 1)
     with funcol.installed():
-        during = whole(x + 1)
+        during = full(x + 1)
     assert torch.equal(before, during)
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -220,7 +220,9 @@ def error_of(call: Callable[[], Any]) -> Exception | None:
     return None
 
 
-def raises_as_pytorch(rank: int, world: int, case: str) -> None:
+@pytest.mark.parametrize("case", _marked(CASES))
+@on_ranks(2, timeout=30)
+def test_it_is_of_pytorchs_type_and_of_ours(rank: int, world: int, case: str) -> None:
     wrong = CASES[case]
     theirs = error_of(wrong.call)
     with funcol.installed():
@@ -237,12 +239,21 @@ def raises_as_pytorch(rank: int, world: int, case: str) -> None:
     assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
 
 
-@pytest.mark.parametrize("case", _marked(CASES))
-def test_it_is_of_pytorchs_type_and_of_ours(case: str) -> None:
-    run_ranks(raises_as_pytorch, 2, case, timeout=30)
+@pytest.mark.parametrize("case", _marked(LEFT))
+@on_ranks(2, timeout=30)
+def test_what_is_left_to_pytorch_is_of_its_type(rank: int, world: int, case: str) -> None:
+    theirs = error_of(LEFT[case])
+    with funcol.installed():
+        ours = error_of(LEFT[case])
+    assert theirs is not None
+    assert type(ours) is type(theirs), repr(ours)
 
 
-def one_rank_raises(rank: int, world: int, case: str) -> None:
+# Leaves out the cases that make a mesh, for which the ranks meet.
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", _marked(case for case in CASES if "mesh" not in case))
+@on_ranks(2, timeout=30)
+def test_nothing_was_sent_when_it_is_raised(rank: int, world: int, case: str) -> None:
     with funcol.installed():
         before = funcol.unwaited_collectives()
         if rank == 1:
@@ -251,26 +262,8 @@ def one_rank_raises(rank: int, world: int, case: str) -> None:
         assert stock.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
 
 
-def raises_the_same(rank: int, world: int, case: str) -> None:
-    theirs = error_of(LEFT[case])
-    with funcol.installed():
-        ours = error_of(LEFT[case])
-    assert theirs is not None
-    assert type(ours) is type(theirs), repr(ours)
-
-
-@pytest.mark.parametrize("case", _marked(LEFT))
-def test_what_is_left_to_pytorch_is_of_its_type(case: str) -> None:
-    run_ranks(raises_the_same, 2, case, timeout=30)
-
-
-# Leaves out the cases that make a mesh, for which the ranks meet.
-@pytest.mark.parametrize("case", _marked(case for case in CASES if "mesh" not in case))
-def test_nothing_was_sent_when_it_is_raised(case: str) -> None:
-    run_ranks(one_rank_raises, 2, case, timeout=30)
-
-
-def is_plain_without(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_without_install_it_is_of_our_type_alone(rank: int, world: int) -> None:
     with funcol.installed():
         pass
     with pytest.raises(ValueError, match="not divisible") as raised:
@@ -278,11 +271,8 @@ def is_plain_without(rank: int, world: int) -> None:
     assert type(raised.value) is ValueError
 
 
-def test_without_install_it_is_of_our_type_alone() -> None:
-    run_ranks(is_plain_without, 2)
-
-
-def survives_a_pickle(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_it_has_its_traceback_and_survives_a_pickle(rank: int, world: int) -> None:
     with funcol.installed(), pytest.raises(ValueError, match="not divisible") as raised:
         scattered(ones(3), 0)
     assert any(entry.name == "scattered" for entry in raised.traceback)
@@ -290,7 +280,3 @@ def survives_a_pickle(rank: int, world: int) -> None:
     assert isinstance(copied, AssertionError)
     assert isinstance(copied, ValueError)
     assert str(copied) == str(raised.value)
-
-
-def test_it_has_its_traceback_and_survives_a_pickle() -> None:
-    run_ranks(survives_a_pickle, 2)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork, Work
 from torch.distributed.fsdp import fully_shard
@@ -147,7 +147,8 @@ def test_fsdp_calls_it_as_often_as_without_funcol(name: str, when: str) -> None:
     run_ranks(follows, 2, name, "CPU", when, "sharded_program")
 
 
-def is_funcols_again(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_without_it_funcols_is_back(rank: int, world: int) -> None:
     with funcol.installed():
 
         def kernels_of_funcol() -> list[int]:
@@ -162,10 +163,6 @@ def is_funcols_again(rank: int, world: int) -> None:
         calls.clear()
         assert funcol.is_pending(stock.all_reduce(torch.ones(2), "sum", world_group()))
         assert calls == []
-
-
-def test_without_it_funcols_is_back() -> None:
-    run_ranks(is_funcols_again, 2)
 
 
 def test_pytorch_has_none_of_programs() -> None:

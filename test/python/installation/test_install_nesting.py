@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from ranks import run_ranks
+from ranks import on_ranks
 from torch_state import attributes_of_torch, kernels_of
 
 import funcol
@@ -126,7 +126,9 @@ def test_many_threads_at_once_leave_one_whole_state(last: Callable[[], None]) ->
     assert (attributes_of_torch(), [kernels_of(op) for op in OPS]) == before
 
 
-def reduces_while_another_thread_toggles(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+@on_ranks()
+def test_collectives_in_flight_do_not_mind(rank: int, world: int) -> None:
     # Groups of their own: the ranks' threads must call in the same order.
     groups = [dist.new_group(list(range(world))) for _ in range(2)]
     done = threading.Event()
@@ -162,8 +164,3 @@ def reduces_while_another_thread_toggles(rank: int, world: int) -> None:
     done.set()
     toggling.join()
     assert failures == []
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_collectives_in_flight_do_not_mind(world: int) -> None:
-    run_ranks(reduces_while_another_thread_toggles, world)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.testing._internal.distributed.fake_pg
 from differential import WORLDS, sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -136,7 +136,11 @@ def test_an_operator_gives_the_same_values(call: str, world: int) -> None:
     run_ranks(gives_the_same_values, world, call)
 
 
-def gives_the_same_gradients(rank: int, world: int, call: str) -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("call", DIFFERENTIABLE)
+@on_ranks()
+def test_an_operator_gives_the_same_gradients(rank: int, world: int, call: str) -> None:
     def gradient(context: Any) -> Tensor:
         x = sample(rank, SHAPE).requires_grad_()
         with context:
@@ -149,13 +153,13 @@ def gives_the_same_gradients(rank: int, world: int, call: str) -> None:
     assert_all_equal([gradient(funcol.installed())], [gradient(nullcontext())])
 
 
+# PyTorch's kernel cannot be compared with: with gloo its results are written to once more while it waits.
+@pytest.mark.parametrize(
+    "coalesced", ["reduce_scatter_tensor_coalesced", "legacy_reduce_scatter_tensor_coalesced"]
+)
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("call", DIFFERENTIABLE)
-def test_an_operator_gives_the_same_gradients(call: str, world: int) -> None:
-    run_ranks(gives_the_same_gradients, world, call)
-
-
-def gives_the_gradients_of_single_scatters(rank: int, world: int, coalesced: str) -> None:
+@on_ranks()
+def test_coalesced_scatters_have_the_gradients_of_single_ones(rank: int, world: int, coalesced: str) -> None:
     x = sample(rank, SHAPE).requires_grad_()
     group = world_group().group_name
     with funcol.installed():
@@ -166,30 +170,11 @@ def gives_the_gradients_of_single_scatters(rank: int, world: int, coalesced: str
     assert_all_equal([actual], [expected])
 
 
-# PyTorch's kernel cannot be compared with: with gloo its results are written to once more while it waits.
-@pytest.mark.parametrize(
-    "coalesced", ["reduce_scatter_tensor_coalesced", "legacy_reduce_scatter_tensor_coalesced"]
-)
-@pytest.mark.parametrize("world", WORLDS)
-def test_coalesced_scatters_have_the_gradients_of_single_ones(coalesced: str, world: int) -> None:
-    run_ranks(gives_the_gradients_of_single_scatters, world, coalesced)
-
-
-def gives_the_same_values_in_inference_mode(rank: int, world: int, call: str) -> None:
+@pytest.mark.parametrize("call", [*CORE, *LEGACY])
+@on_ranks(2)
+def test_an_operator_gives_the_same_values_in_inference_mode(rank: int, world: int, call: str) -> None:
     with torch.inference_mode():
         gives_the_same_values(rank, world, call)
-
-
-@pytest.mark.parametrize("call", [*CORE, *LEGACY])
-def test_an_operator_gives_the_same_values_in_inference_mode(call: str) -> None:
-    run_ranks(gives_the_same_values_in_inference_mode, 2, call)
-
-
-def takes_other_inputs(rank: int, world: int, call: str, shape: list[int], dtype: torch.dtype) -> None:
-    x = sample(rank, shape, dtype)
-    expected = run(call, x, world)
-    with funcol.installed():
-        assert_all_equal(run(call, x, world), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
@@ -197,31 +182,33 @@ def takes_other_inputs(rank: int, world: int, call: str, shape: list[int], dtype
 @pytest.mark.parametrize(
     "call", ["all_reduce", "all_gather_into_tensor", "all_to_all_single", "legacy_all_gather_into_tensor"]
 )
-def test_other_sizes_and_dtypes_give_the_same_values(call: str, shape: list[int], dtype: torch.dtype) -> None:
-    run_ranks(takes_other_inputs, 2, call, shape, dtype)
+@on_ranks(2)
+def test_other_sizes_and_dtypes_give_the_same_values(
+    rank: int, world: int, call: str, shape: list[int], dtype: torch.dtype
+) -> None:
+    x = sample(rank, shape, dtype)
+    expected = run(call, x, world)
+    with funcol.installed():
+        assert_all_equal(run(call, x, world), expected)
 
 
-def waits_with_the_legacy_operator(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_legacy_operator_waits(rank: int, world: int) -> None:
     with funcol.installed():
         (reduced,) = waited(legacy.all_reduce(torch.ones(3), "sum", *everyone(world)), legacy.wait_tensor)
     assert reduced.tolist() == [float(world)] * 3
 
 
-def test_the_legacy_operator_waits() -> None:
-    run_ranks(waits_with_the_legacy_operator, 2)
-
-
-def waits_for_a_list(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_list_is_waited_for(rank: int, world: int) -> None:
     with funcol.installed():
         results = core.all_reduce_coalesced([torch.ones(3), torch.ones(0)], "sum", world_group().group_name)
         assert [tensor.tolist() for tensor in core.wait_tensors(results)] == [[float(world)] * 3, []]
 
 
-def test_a_list_is_waited_for() -> None:
-    run_ranks(waits_for_a_list, 2)
-
-
-def exchanges(rank: int, world: int, namespace: str) -> None:
+@pytest.mark.parametrize("namespace", ["_c10d_functional", "c10d_functional"])
+@on_ranks(2)
+def test_ranks_exchange_tensors(rank: int, world: int, namespace: str) -> None:
     ops, group, peer = getattr(torch.ops, namespace), world_group().group_name, 1 - rank
     with funcol.installed():
         if rank == 0:
@@ -236,12 +223,12 @@ def exchanges(rank: int, world: int, namespace: str) -> None:
         assert core.wait_tensor(received).item() == float(peer)
 
 
-@pytest.mark.parametrize("namespace", ["_c10d_functional", "c10d_functional"])
-def test_ranks_exchange_tensors(namespace: str) -> None:
-    run_ranks(exchanges, 2, namespace)
+def c10d_group(rank: int, ranks: list[int], tag: str) -> Any:
+    return dist.distributed_c10d._new_group_with_tag(ranks, pg_tag=tag)
 
 
-def legacy_names_subgroups_by_ranks_and_tag(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_legacy_operator_finds_a_group_by_ranks_and_tag(rank: int, world: int) -> None:
     group = c10d_group(rank, [0, 2], "evens")
     if rank == 1:
         return
@@ -254,15 +241,8 @@ def legacy_names_subgroups_by_ranks_and_tag(rank: int, world: int) -> None:
     assert [tensor.item() for tensor in reduced] == [2.0, 2.0]
 
 
-def c10d_group(rank: int, ranks: list[int], tag: str) -> Any:
-    return dist.distributed_c10d._new_group_with_tag(ranks, pg_tag=tag)
-
-
-def test_a_legacy_operator_finds_a_group_by_ranks_and_tag() -> None:
-    run_ranks(legacy_names_subgroups_by_ranks_and_tag, 3)
-
-
-def forgets_destroyed_groups(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_destroyed_group_is_not_found_by_its_ranks(rank: int, world: int) -> None:
     with funcol.installed():
         for _ in range(2):
             group = c10d_group(rank, [0, 1], "short-lived")
@@ -272,14 +252,11 @@ def forgets_destroyed_groups(rank: int, world: int) -> None:
             legacy.all_reduce(torch.ones(1), "sum", "short-lived", [0, 1], 2)
 
 
-def test_a_destroyed_group_is_not_found_by_its_ranks() -> None:
-    run_ranks(forgets_destroyed_groups, 2)
-
-
 # PyTorch's registry of works
 
 
-def registers_works(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_work_is_in_pytorchs_registry_until_it_was_waited_for(rank: int, world: int) -> None:
     size = torch._C._distributed_c10d._get_work_registry_size
     group = world_group().group_name
     before = size()
@@ -291,11 +268,8 @@ def registers_works(rank: int, world: int) -> None:
         assert size() == before
 
 
-def test_a_work_is_in_pytorchs_registry_until_it_was_waited_for() -> None:
-    run_ranks(registers_works, 2)
-
-
-def waits_for_a_work_of_c10d(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_work_that_c10d_registered_is_waited_for(rank: int, world: int) -> None:
     x = torch.full((3,), float(rank))
     with funcol.installed(), stock.allow_inflight_collective_as_graph_input_ctx():
         dist.all_reduce(x, async_op=True)
@@ -303,21 +277,14 @@ def waits_for_a_work_of_c10d(rank: int, world: int) -> None:
     assert x.tolist() == [float(sum(range(world)))] * 3
 
 
-def test_a_work_that_c10d_registered_is_waited_for() -> None:
-    run_ranks(waits_for_a_work_of_c10d, 2)
-
-
-def takes_a_pending_input(rank: int, world: int, call: str) -> None:
+@pytest.mark.parametrize("call", [*CORE, *LEGACY])
+@on_ranks(2)
+def test_an_operator_takes_a_pending_input(rank: int, world: int, call: str) -> None:
     x = sample(rank, SHAPE)
     group = world_group()
     expected = run(call, funcol.all_reduce(x, "sum", group) + 0, world)
     with funcol.installed():
         assert_all_equal(run(call, funcol.all_reduce(x, "sum", group), world), expected)
-
-
-@pytest.mark.parametrize("call", [*CORE, *LEGACY])
-def test_an_operator_takes_a_pending_input(call: str) -> None:
-    run_ranks(takes_a_pending_input, 2, call)
 
 
 # Errors

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks
 
 import funcol
 
@@ -108,16 +108,14 @@ def waits_where_it_was_called_with_the_gil(rank: int, world: int) -> None:
         store.delete_key("go")
 
 
-def waits_with_the_gil_on_our_kernels(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_wait_called_with_the_gil_lets_other_threads_run(rank: int, world: int) -> None:
     with funcol.installed():
         waits_where_it_was_called_with_the_gil(rank, world)
 
 
-def test_a_wait_called_with_the_gil_lets_other_threads_run() -> None:
-    run_ranks(waits_with_the_gil_on_our_kernels, 2)
-
-
-def results_of_pytorch_outlive_the_change(rank: int, world: int) -> Any:
+@on_ranks(2)
+def test_results_of_either_side_outlive_the_change(rank: int, world: int) -> Any:
     x = sample(rank, (3,))
     group = world_group()
     started_before = stock.all_reduce(x, "sum", group)
@@ -129,10 +127,6 @@ def results_of_pytorch_outlive_the_change(rank: int, world: int) -> Any:
     assert funcol.is_pending(started_inside)
     torch.testing.assert_close(started_inside + 0, started_before + 0, rtol=0, atol=0)
     torch.testing.assert_close(stock.wait_tensor(operator_inside), started_before + 0, rtol=0, atol=0)
-
-
-def test_results_of_either_side_outlive_the_change() -> None:
-    run_ranks(results_of_pytorch_outlive_the_change, 2)
 
 
 # Operators on DTensors
@@ -173,17 +167,6 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), used())
 """
 
-WHILE_INSTALLED_TWICE = """
-funcol.install()
-funcol.install()
-used()
-with funcol.installed():
-    used()
-used()
-funcol.uninstall()
-print("ends", used())
-"""
-
 AT_EXIT = """
 import atexit, weakref
 funcol.install()
@@ -206,10 +189,9 @@ atexit.register(lambda: print("ends", set(used())))
     ("program", "printed"),
     [
         (IN_A_CHILD, "7 {'served': 3}\n"),
-        (WHILE_INSTALLED_TWICE, "ends {'served': 3}\n"),
         (AT_EXIT, "ends {'served'}\n"),
     ],
-    ids=["in a child", "while installed twice", "at exit"],
+    ids=["in a child", "at exit"],
 )
 def test_operators_are_served_in_programs_that_fork_and_end(program: str, printed: str) -> None:
     done = run_python(SERVED + program)

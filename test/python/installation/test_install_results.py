@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor, nn, overrides
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
@@ -187,7 +187,8 @@ def test_dynamo_imported_while_installed_does_not_know_of_it() -> None:
 # Programs
 
 
-def uses_the_idioms(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_program_that_waits_itself(rank: int, world: int) -> None:
     group, x = world_group(), sample(rank, (4, 3))
 
     def program() -> list[Tensor]:
@@ -211,11 +212,8 @@ def uses_the_idioms(rank: int, world: int) -> None:
             assert torch.equal(result, other)
 
 
-def test_a_program_that_waits_itself() -> None:
-    run_ranks(uses_the_idioms, 2)
-
-
-def differentiates(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_gradients_flow_through_a_wait(rank: int, world: int) -> None:
     group = world_group()
 
     def program() -> list[Tensor]:
@@ -233,11 +231,8 @@ def differentiates(rank: int, world: int) -> None:
             torch.testing.assert_close(result, other, rtol=0, atol=0)
 
 
-def test_gradients_flow_through_a_wait() -> None:
-    run_ranks(differentiates, 2)
-
-
-def compiles(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_compiled_program_has_the_graph_of_pytorch(rank: int, world: int) -> None:
     group = world_group()
     graphs: list[list[str]] = []
 
@@ -269,7 +264,3 @@ def compiles(rank: int, world: int) -> None:
         region(stock.all_reduce(x, "sum", group))
         region(torch.ones(4))
     assert graphs == graphs[:1] * 2
-
-
-def test_a_compiled_program_has_the_graph_of_pytorch() -> None:
-    run_ranks(compiles, 2)

@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 import torch
-from against_full_tensor import own_shard, placed_on
-from ranks import run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from against_full_tensor import own_shard
+from ranks import on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
@@ -41,7 +41,7 @@ def goes_through_to_local(
         return (x.to_local(grad_placements=placements) * weight).sum()
 
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
+        leaf = placed(whole, layout, mesh).requires_grad_()
         run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiles else loss
         (gradient,) = torch.autograd.grad(run(leaf, own_shard(weights, layout, mesh)), leaf)
         assert isinstance(gradient, DTensor)
@@ -65,24 +65,27 @@ def test_the_gradient_of_a_compiled_to_local_keeps_the_order(layout: Layout) -> 
     run_ranks(goes_through_to_local, 4, layout, SHAPE, False, True)
 
 
-def goes_through_to_local_twice(rank: int, world: int, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
+@on_ranks(4)
+def test_the_gradient_of_to_local_is_differentiable(rank: int, world: int, layout: Layout) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
+        leaf = placed(whole, layout, mesh).requires_grad_()
         weight = own_shard(whole.flip(0), layout, mesh).requires_grad_()
         local = leaf.to_local()
         (gradient,) = torch.autograd.grad(local, leaf, weight, create_graph=True)
-        (second,) = torch.autograd.grad(gradient, weight, placed_on(mesh, layout, whole + 1))
+        (second,) = torch.autograd.grad(gradient, weight, placed(whole + 1, layout, mesh))
         assert torch.equal(second, own_shard(whole + 1, layout, mesh))
 
 
-@pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
-def test_the_gradient_of_to_local_is_differentiable(layout: Layout) -> None:
-    run_ranks(goes_through_to_local_twice, 4, layout)
-
-
-def comes_back_through_from_local(rank: int, world: int, src: Layout, given: Layout, states: bool) -> None:
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("given", ORDERED, ids=str)
+@pytest.mark.parametrize("src", layouts("S0 S0", "S1 S1", "R S0", "R R"), ids=str)
+@on_ranks(4)
+def test_the_gradient_of_from_local_is_cut_as_the_tensor(
+    rank: int, world: int, src: Layout, given: Layout, states: bool
+) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
@@ -96,47 +99,38 @@ def comes_back_through_from_local(rank: int, world: int, src: Layout, given: Lay
             stride=whole.stride(),
             grad_placements=src.placements() if states else None,
         )
-        (gradient,) = torch.autograd.grad(x, local, placed_on(mesh, given, weights))
+        (gradient,) = torch.autograd.grad(x, local, placed(weights, given, mesh))
         assert torch.equal(gradient, own_shard(weights, src, mesh))
-
-
-@pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("given", ORDERED, ids=str)
-@pytest.mark.parametrize("src", layouts("S0 S0", "S1 S1", "R S0", "R R"), ids=str)
-def test_the_gradient_of_from_local_is_cut_as_the_tensor(src: Layout, given: Layout, states: bool) -> None:
-    run_ranks(comes_back_through_from_local, 4, src, given, states)
-
-
-def comes_back_through_redistribute(rank: int, world: int, src: Layout, dst: Layout) -> None:
-    mesh = mesh_of((2, 2))
-    whole = whole_of(SHAPE, torch.float64)
-    weights = whole.flip(0) + 1
-    with funcol.installed():
-        leaf = placed_on(mesh, src, whole).requires_grad_()
-        result = leaf.redistribute(placements=dst.placements())
-        assert torch.equal(result.full_tensor(), whole)
-        (gradient,) = torch.autograd.grad((result * placed_on(mesh, dst, weights)).sum(), leaf)
-        assert isinstance(gradient, DTensor)
-        assert torch.equal(gradient.full_tensor(), weights)
 
 
 @pytest.mark.parametrize("dst", layouts("R R", "S0 S0", "S1 S1", "S0 R"), ids=str)
 @pytest.mark.parametrize("src", ORDERED, ids=str)
-def test_the_gradient_of_redistribute_has_the_order_of_the_tensor(src: Layout, dst: Layout) -> None:
-    run_ranks(comes_back_through_redistribute, 4, src, dst)
-
-
-def comes_back_through_full_tensor(rank: int, world: int, layout: Layout) -> None:
+@on_ranks(4)
+def test_the_gradient_of_redistribute_has_the_order_of_the_tensor(
+    rank: int, world: int, src: Layout, dst: Layout
+) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
-        (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
+        leaf = placed(whole, src, mesh).requires_grad_()
+        result = leaf.redistribute(placements=dst.placements())
+        assert torch.equal(result.full_tensor(), whole)
+        (gradient,) = torch.autograd.grad((result * placed(weights, dst, mesh)).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)
 
 
 @pytest.mark.parametrize("layout", ORDERED, ids=str)
-def test_the_gradient_of_full_tensor_has_the_order_of_the_tensor(layout: Layout) -> None:
-    run_ranks(comes_back_through_full_tensor, 4, layout)
+@on_ranks(4)
+def test_the_gradient_of_full_tensor_has_the_order_of_the_tensor(
+    rank: int, world: int, layout: Layout
+) -> None:
+    mesh = mesh_of((2, 2))
+    whole = whole_of(SHAPE, torch.float64)
+    weights = whole.flip(0) + 1
+    with funcol.installed():
+        leaf = placed(whole, layout, mesh).requires_grad_()
+        (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
+        assert isinstance(gradient, DTensor)
+        assert torch.equal(gradient.full_tensor(), weights)

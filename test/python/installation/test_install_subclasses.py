@@ -12,7 +12,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -129,15 +129,12 @@ def outcome(use: str) -> tuple[list[Tensor], dict[str, int], str]:
     return found, dict(called), ""
 
 
-def answers(rank: int, world: int, use: str) -> None:
+@pytest.mark.parametrize("use", USES)
+@on_ranks(2)
+def test_it_answers_as_without_funcol(rank: int, world: int, use: str) -> None:
     expected = outcome(use)
     with funcol.installed():
         during = outcome(use)
     assert during[1:] == expected[1:]
     for result, other in zip(during[0], expected[0], strict=True):
         assert torch.equal(result, other)
-
-
-@pytest.mark.parametrize("use", USES)
-def test_it_answers_as_without_funcol(use: str) -> None:
-    run_ranks(answers, 2, use)

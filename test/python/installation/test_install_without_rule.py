@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import warnings
 from collections.abc import Callable
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from operator_samples import INFOS, calls_of
-from ranks import run_ranks
-from sharded import layouts, mesh_of
+from ranks import on_ranks, run_ranks
+from sharded import mesh_of, placed
 from simulated import Call
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_leaves, tree_map_only
-from twins import check_twin, numbers, placed, replicated
+from twins import as_on_plain_tensors, numbers, replicated
 
 import funcol
 from funcol.installation import without_rule
@@ -125,21 +124,19 @@ FUNCTIONAL: dict[str, Callable[[Tensor], Any]] = {
 WITH_GRADIENT = ["log sigmoid", "masked scatter", "unfold", "im2col", "prelu", "reflection pad", "renorm"]
 
 
-def of_functional(name: str, x: Tensor) -> Any:
-    return FUNCTIONAL[name](x)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["R", "S0", "S1", "Psum"])
 @pytest.mark.parametrize("name", FUNCTIONAL)
-def test_an_operator_without_a_rule_has_its_values(name: str, words: str) -> None:
-    check_twin(functools.partial(of_functional, name), [numbers(4, 3)], words)
+@as_on_plain_tensors(lambda: [numbers(4, 3)])
+def test_an_operator_without_a_rule_has_its_values(x: Tensor, *, name: str) -> Any:
+    return FUNCTIONAL[name](x)
 
 
 @pytest.mark.parametrize("words", ["S0", "Psum"])
 @pytest.mark.parametrize("name", WITH_GRADIENT)
-def test_an_operator_without_a_rule_has_its_gradient(name: str, words: str) -> None:
-    check_twin(functools.partial(of_functional, name), [numbers(4, 3)], words, backward=True)
+@as_on_plain_tensors(lambda: [numbers(4, 3)], backward=True)
+def test_an_operator_without_a_rule_has_its_gradient(x: Tensor, *, name: str) -> Any:
+    return FUNCTIONAL[name](x)
 
 
 IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
@@ -150,27 +147,21 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def of_in_place(name: str, x: Tensor) -> Tensor:
+@pytest.mark.parametrize("words", ["R", "S0", "S1", "Psum"])
+@pytest.mark.parametrize("name", IN_PLACE)
+@as_on_plain_tensors(lambda: [numbers(4, 3)])
+def test_an_operator_in_place_without_a_rule_writes_its_values(x: Tensor, *, name: str) -> Tensor:
     IN_PLACE[name](x)
     return x
 
 
-@pytest.mark.parametrize("words", ["R", "S0", "S1", "Psum"])
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_an_operator_in_place_without_a_rule_writes_its_values(name: str, words: str) -> None:
-    check_twin(functools.partial(of_in_place, name), [numbers(4, 3)], words)
-
-
-def strided(x: Tensor) -> Tensor:
+@as_on_plain_tensors(lambda: [numbers(4, 3)], words="R")
+def test_a_replicated_tensor_has_any_strided_view(x: Tensor) -> Tensor:
     return x.as_strided((2, 2), (3, 1), 1) + x[1:].as_strided((2, 2), (1, 1))
 
 
-def test_a_replicated_tensor_has_any_strided_view() -> None:
-    check_twin(strided, [numbers(4, 3)], "R")
-
-
 def warns_once(rank: int, world: int) -> list[str]:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     without_rule._warned.clear()
     with funcol.installed(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -185,8 +176,9 @@ def test_an_operator_without_a_rule_warns_once() -> None:
         assert message.startswith("funcol: aten.renorm.default has no sharding rule: every rank runs it on")
 
 
-def refuses_to_draw(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_an_operator_that_draws_numbers_is_not_replicated(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with torch.library._scoped_library("draws_without_rule", "DEF") as library:
         library.define("draw(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
         library.impl("draw", torch.rand_like, "CPU")
@@ -195,16 +187,9 @@ def refuses_to_draw(rank: int, world: int) -> None:
         assert isinstance(raised.value, (NotImplementedError, RuntimeError))
 
 
-def test_an_operator_that_draws_numbers_is_not_replicated() -> None:
-    run_ranks(refuses_to_draw, 2)
-
-
-def results_of_replicated(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_the_result_of_an_operator_without_a_rule_is_replicated(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with funcol.installed():
         assert torch.renorm(x, 2, 0, 0.5).placements == (Replicate(),)
         assert torch.nn.functional.logsigmoid(x).placements == (Shard(0),)
-
-
-def test_the_result_of_an_operator_without_a_rule_is_replicated() -> None:
-    run_ranks(results_of_replicated, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -14,7 +14,10 @@ from torch.distributed.tensor.experimental import local_map
 import funcol
 
 
-def has_the_shape_of_the_input(rank: int, world: int, size: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 4, 5, 7])
+@on_ranks()
+def test_result_has_the_shape_of_the_input(rank: int, world: int, size: int) -> None:
     mesh = mesh_of((world,))
     whole = torch.arange(size * 3.0).reshape(size, 3)
     with funcol.installed():
@@ -32,13 +35,8 @@ def has_the_shape_of_the_input(rank: int, world: int, size: int) -> None:
         assert torch.equal(x.grad.full_tensor(), torch.full_like(whole, 2))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 4, 5, 7])
-def test_result_has_the_shape_of_the_input(world: int, size: int) -> None:
-    run_ranks(has_the_shape_of_the_input, world, size)
-
-
-def counts_ranks(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_result_that_no_input_is_as_long_as(rank: int, world: int) -> None:
     with funcol.installed():
         # The shard of rank 1 is as long as its result, that of rank 0 is not.
         x = distribute_tensor(torch.arange(3.0), mesh_of((2,)), [Shard(0)])
@@ -46,11 +44,8 @@ def counts_ranks(rank: int, world: int) -> None:
         assert total.full_tensor().tolist() == [1.0, 2.0]
 
 
-def test_result_that_no_input_is_as_long_as() -> None:
-    run_ranks(counts_ranks, 2)
-
-
-def on_two_axes(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_two_mesh_axes(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     whole = torch.arange(35.0).reshape(5, 7)
     with funcol.installed():
@@ -66,17 +61,10 @@ def on_two_axes(rank: int, world: int) -> None:
             assert torch.equal(out.full_tensor(), whole + 1)
 
 
-def test_two_mesh_axes() -> None:
-    run_ranks(on_two_axes, 4)
-
-
-def sends_nothing(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_even_shards_communicate_nothing(rank: int, world: int) -> None:
     x = distribute_tensor(torch.ones(4, 3), mesh_of((2,)), [Shard(0)])
     with funcol.installed(), CommDebugMode() as mode:
         out = local_map(lambda x: x + 1, out_placements=[Shard(0)])(x)
     assert isinstance(out, DTensor)
     assert mode.get_total_counts() == 0
-
-
-def test_even_shards_communicate_nothing() -> None:
-    run_ranks(sends_nothing, 2)

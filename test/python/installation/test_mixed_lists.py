@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import made_once, run_ranks
+from ranks import made_once, on_ranks
+from sharded import full
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -58,11 +59,12 @@ def parameters(mix: tuple[str, ...]) -> tuple[list[nn.Parameter], list[nn.Parame
     return both
 
 
-def full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def clips_as_plain_tensors_do(
+@pytest.mark.sampled(3)
+@each_mix
+@pytest.mark.parametrize("norm_type", [0.0, 1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
+@on_ranks(WORLD)
+def test_clips_by_one_norm(
     rank: int, world: int, mix: tuple[str, ...], norm_type: float, foreach: bool | None
 ) -> None:
     mine, plain = parameters(mix)
@@ -75,13 +77,6 @@ def clips_as_plain_tensors_do(
             torch.testing.assert_close(full(one.grad), other.grad)
 
 
-@each_mix
-@pytest.mark.parametrize("norm_type", [0.0, 1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
-def test_clips_by_one_norm(mix: tuple[str, ...], norm_type: float, foreach: bool) -> None:
-    run_ranks(clips_as_plain_tensors_do, WORLD, mix, norm_type, foreach)
-
-
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "foreach Adam": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
     "fused Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -92,7 +87,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def steps_as_plain_tensors_do(rank: int, world: int, mix: tuple[str, ...], name: str) -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mix", MIXES[:2] + MIXES[4:], ids=", ".join)
+@on_ranks(WORLD)
+def test_steps_once(rank: int, world: int, mix: tuple[str, ...], name: str) -> None:
     mine, plain = parameters(mix)
     with funcol.installed():
         ours, theirs = OPTIMIZERS[name](mine), OPTIMIZERS[name](plain)
@@ -103,13 +102,8 @@ def steps_as_plain_tensors_do(rank: int, world: int, mix: tuple[str, ...], name:
             torch.testing.assert_close(full(one), other)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("mix", MIXES[:2] + MIXES[4:], ids=", ".join)
-def test_steps_once(mix: tuple[str, ...], name: str) -> None:
-    run_ranks(steps_as_plain_tensors_do, WORLD, mix, name)
-
-
-def refuses_ranks_that_have_no_part(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_a_rank_outside_of_a_mesh_is_refused(rank: int, world: int) -> None:
     mesh = DeviceMesh("cpu", [0, 1])
     grads = [distribute_tensor(torch.ones(4), mesh, [Shard(0)]), torch.ones(4)]
     with funcol.installed():
@@ -120,15 +114,8 @@ def refuses_ranks_that_have_no_part(rank: int, world: int) -> None:
                 get_total_norm(grads)
 
 
-def test_a_rank_outside_of_a_mesh_is_refused() -> None:
-    run_ranks(refuses_ranks_that_have_no_part, WORLD)
-
-
-def of_one_mesh_stays_a_dtensor(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_norm_over_one_mesh_stays_a_dtensor(rank: int, world: int) -> None:
     grads = [placed(torch.ones(4, 4), "dp and tp")] * 2
     with funcol.installed():
         assert isinstance(get_total_norm(grads), DTensor)
-
-
-def test_norm_over_one_mesh_stays_a_dtensor() -> None:
-    run_ranks(of_one_mesh_stays_a_dtensor, WORLD)

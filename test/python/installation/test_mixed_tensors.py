@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -115,21 +115,10 @@ def test_a_plain_tensor_that_is_written_to_is_named(param: DTensor, case: str) -
     assert re.search(f"{named}.*{WRITTEN}.*{REMEDY}", refusal(lambda: call(param)))
 
 
-def writes_plain_tensors(rank: int, world: int, case: str) -> None:
-    mesh = init_device_mesh("cpu", (world,))
-    x = distribute_tensor(torch.arange(16.0).view(4, 4), mesh, [Shard(0)])
-    tensors: list[Any] = [x, x.redistribute(placements=[Replicate()]) + 1]
-    for tensor in tensors:
-        expected, seen = plain(), plain()
-        IN_PLACE[case](expected, tensor.full_tensor())
-        with funcol.installed(), implicit_replication():
-            for _ in range(2):
-                seen = plain()
-                IN_PLACE[case](seen, tensor)
-        torch.testing.assert_close(seen, expected)
-
-
-def writes_to_out(rank: int, world: int) -> None:
+@on_ranks(WORLD)
+def test_products_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so(
+    rank: int, world: int
+) -> None:
     mesh = init_device_mesh("cpu", (world,))
     out = distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)])
     with funcol.installed(), implicit_replication():
@@ -138,21 +127,16 @@ def writes_to_out(rank: int, world: int) -> None:
     torch.testing.assert_close(out.full_tensor(), (plain() + 1) * torch.arange(4.0))
 
 
-def test_products_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so() -> None:
-    run_ranks(writes_to_out, WORLD)
-
-
-def joins_to_out(rank: int, world: int) -> None:
+@since_2_15
+@on_ranks(WORLD)
+def test_lists_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so(
+    rank: int, world: int
+) -> None:
     mesh = init_device_mesh("cpu", (world,))
     out = distribute_tensor(torch.zeros(8, 4), mesh, [Replicate()])
     with funcol.installed(), implicit_replication():
         assert torch.cat([plain(), plain()], out=out) is out
     assert torch.equal(out.full_tensor(), torch.cat([plain(), plain()]))
-
-
-@since_2_15
-def test_lists_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so() -> None:
-    run_ranks(joins_to_out, WORLD)
 
 
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -168,8 +152,21 @@ IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("case", IN_PLACE)
 @since_2_15
-def test_a_plain_tensor_is_written_to_as_a_replicated_one_where_the_program_says_so(case: str) -> None:
-    run_ranks(writes_plain_tensors, WORLD, case)
+@on_ranks(WORLD)
+def test_a_plain_tensor_is_written_to_as_a_replicated_one_where_the_program_says_so(
+    rank: int, world: int, case: str
+) -> None:
+    mesh = init_device_mesh("cpu", (world,))
+    x = distribute_tensor(torch.arange(16.0).view(4, 4), mesh, [Shard(0)])
+    tensors: list[Any] = [x, x.redistribute(placements=[Replicate()]) + 1]
+    for tensor in tensors:
+        expected, seen = plain(), plain()
+        IN_PLACE[case](expected, tensor.full_tensor())
+        with funcol.installed(), implicit_replication():
+            for _ in range(2):
+                seen = plain()
+                IN_PLACE[case](seen, tensor)
+        torch.testing.assert_close(seen, expected)
 
 
 def test_the_plain_tensor_is_named_under_a_mode(param: DTensor) -> None:

@@ -384,6 +384,27 @@ def test_nothing_is_served_after_uninstall(mesh: DeviceMesh) -> None:
 
 
 @fake
+def test_calls_are_served_while_funcol_is_installed_twice(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+
+    def use() -> None:
+        y = x.detach().requires_grad_()
+        (y.softmax(-1) @ y.t()).sum().backward()
+        assert isinstance(y.grad, DTensor)
+        assert y.grad.placements == x.placements
+
+    forget_operator_counts()
+    funcol.install()
+    use()
+    with funcol.installed():
+        use()
+    use()
+    funcol.uninstall()
+    use()
+    assert operator_counts()["aten._softmax.default"] == {"served": 3}
+
+
+@fake
 def test_uninstall_in_a_backward_pass(mesh: DeviceMesh) -> None:
     x = cut(mesh, 8, 4).requires_grad_()
     y = x * 2

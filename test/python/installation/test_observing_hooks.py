@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
-from sharded import Layout, layouts, mesh_of, whole_of
+from ranks import on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-from twins import placed
 
 import funcol
 
@@ -20,7 +19,9 @@ class Passing(nn.Module):
         return x
 
 
-def keeps_placements(rank: int, world: int, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", layouts("R", "S0", "S1", "Psum", "Pavg", "Pmax", "Pmin"), ids=str)
+@on_ranks(2)
+def test_a_hook_keeps_placements(rank: int, world: int, layout: Layout) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((4, 6), torch.float64)
     module = Passing()
@@ -31,11 +32,6 @@ def keeps_placements(rank: int, world: int, layout: Layout) -> None:
         result: Any = module(x)
         assert result.placements == x.placements
         assert torch.equal(result.full_tensor(), whole)
-
-
-@pytest.mark.parametrize("layout", layouts("R", "S0", "S1", "Psum", "Pavg", "Pmax", "Pmin"), ids=str)
-def test_a_hook_keeps_placements(layout: Layout) -> None:
-    run_ranks(keeps_placements, 2, layout)
 
 
 def keeps_lookups(rank: int, world: int, mesh_shape: tuple[int, ...], backward: bool) -> None:
@@ -66,7 +62,8 @@ def test_a_hook_keeps_partial_lookups(mesh_shape: tuple[int, ...], backward: boo
     run_ranks(keeps_lookups, torch.Size(mesh_shape).numel(), mesh_shape, backward)
 
 
-def views_are_right(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_views_of_a_lookup_stay_partial(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     weight = torch.arange(24.0).view(8, 3)
     indices = torch.tensor([[1, 7], [3, 4]])
@@ -83,7 +80,3 @@ def views_are_right(rank: int, world: int) -> None:
             result = view(nn.functional.embedding(where, held))
             assert result.placements == (Partial(),)
             assert torch.equal(result.full_tensor(), view(weight[indices]))
-
-
-def test_views_of_a_lookup_stay_partial() -> None:
-    run_ranks(views_are_right, 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -94,6 +94,7 @@ def replicated(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
     return distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [[6, 10], [6, 7]], ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_plain_tensors(name: str, shape: list[int]) -> None:
@@ -116,7 +117,8 @@ def test_half_precision_sums_in_single_precision(name: str) -> None:
     run_ranks(agrees_with_plain_tensors, 2, name, [6, 10], [2], torch.bfloat16)
 
 
-def keeps_a_programs_handlers(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_handlers_of_a_program_are_kept(rank: int, world: int) -> None:
     from torch.distributed.tensor.parallel import loss
 
     before = dict(loss.customized_loss_ops)
@@ -131,7 +133,3 @@ def keeps_a_programs_handlers(rank: int, world: int) -> None:
     with funcol.installed():
         assert loss.customized_loss_ops != before
     assert loss.customized_loss_ops == before
-
-
-def test_handlers_of_a_program_are_kept() -> None:
-    run_ranks(keeps_a_programs_handlers, 1)

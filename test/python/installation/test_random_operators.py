@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import backend, device_type, run_ranks
-from sharded import Layout, layouts, shard_of
+from ranks import backend, device_type, on_ranks, run_ranks
+from sharded import Layout, layouts, placed, shard_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, rand, randn
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
-from twins import placed
 
 import funcol
 
@@ -222,7 +221,9 @@ def test_rand_and_randn_make_uneven_shards_of_one_tensor(shape: tuple[int, ...],
         assert all(map(torch.equal, made, expected))
 
 
-def generators_are_heeded(rank: int, world: int) -> None:
+@pytest.mark.on_devices_too
+@on_ranks(2)
+def test_a_generator_is_heeded_and_advanced(rank: int, world: int) -> None:
     torch.manual_seed(rank)  # nothing is drawn from the default generators, which differ
     before = rng_state()
     generator, same = generator_of(7), generator_of(7)
@@ -240,14 +241,11 @@ def generators_are_heeded(rank: int, world: int) -> None:
 
 
 @pytest.mark.on_devices_too
-def test_a_generator_is_heeded_and_advanced() -> None:
-    run_ranks(generators_are_heeded, 2)
-
-
-def states_are_restored(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_states_of_the_default_generator_are_saved_and_restored(rank: int, world: int) -> None:
     torch.manual_seed(2)
     with funcol.installed():
-        x = placed(torch.zeros(5, 3), layouts("S0")[0], mesh_of((world,)))
+        x = placed(torch.zeros(5, 3), "S0", mesh_of((world,)))
         state = rng_state()
         first = x.uniform_().full_tensor()
         with torch.random.fork_rng():
@@ -261,14 +259,12 @@ def states_are_restored(rank: int, world: int) -> None:
 
 
 @pytest.mark.on_devices_too
-def test_states_of_the_default_generator_are_saved_and_restored() -> None:
-    run_ranks(states_are_restored, 2)
-
-
-def checkpoints_repeat_dropout(rank: int, world: int, use_reentrant: bool) -> None:
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@on_ranks(2)
+def test_a_checkpoint_draws_the_same_numbers_again(rank: int, world: int, use_reentrant: bool) -> None:
     torch.manual_seed(2)
     with funcol.installed():
-        x = placed(torch.ones(5, 3), layouts("S0")[0], mesh_of((world,))).requires_grad_()
+        x = placed(torch.ones(5, 3), "S0", mesh_of((world,))).requires_grad_()
         y = checkpoint(nn.functional.dropout, x, 0.5, use_reentrant=use_reentrant)
         y.sum().backward()
         assert x.grad is not None
@@ -276,12 +272,8 @@ def checkpoints_repeat_dropout(rank: int, world: int, use_reentrant: bool) -> No
 
 
 @pytest.mark.on_devices_too
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_checkpoint_draws_the_same_numbers_again(use_reentrant: bool) -> None:
-    run_ranks(checkpoints_repeat_dropout, 2, use_reentrant)
-
-
-def agree_at_first_use(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_rank_that_was_seeded_otherwise_takes_the_state_of_the_first_rank(rank: int, world: int) -> None:
     torch.manual_seed(rank)
     mesh = DeviceMesh(device_type(), [0, 2])
     if rank == 1:
@@ -301,11 +293,6 @@ def agree_at_first_use(rank: int, world: int) -> None:
     torch.manual_seed(0)  # the first rank's
     with funcol.installed():
         assert torch.equal(x.uniform_().to_local(), local)
-
-
-@pytest.mark.on_devices_too
-def test_a_rank_that_was_seeded_otherwise_takes_the_state_of_the_first_rank() -> None:
-    run_ranks(agree_at_first_use, 3)
 
 
 def seeds_a_mesh(rank: int, world: int) -> Tensor:
@@ -337,10 +324,12 @@ def test_a_pending_sum_has_the_values_of_a_plain_tensor() -> None:
     assert all(torch.equal(drawn, expected) for drawn in run_ranks(pending_tensors_are_overwritten, 2))
 
 
-def refuses(rank: int, world: int) -> None:
+@pytest.mark.on_devices_too
+@on_ranks(2)
+def test_wrong_parameters_raise_the_errors_of_pytorch(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     with funcol.installed():
-        x = placed(torch.ones(4, 3), layouts("S0")[0], mesh)
+        x = placed(torch.ones(4, 3), "S0", mesh)
         for draw, message in (
             (lambda: x.normal_(0, -1), "normal expects std >= 0.0, but found std -1"),
             (lambda: x.bernoulli_(2), r"bernoulli_ expects p to be in \[0, 1\], but got p=2"),
@@ -353,11 +342,6 @@ def refuses(rank: int, world: int) -> None:
             short.uniform_()
 
 
-@pytest.mark.on_devices_too
-def test_wrong_parameters_raise_the_errors_of_pytorch() -> None:
-    run_ranks(refuses, 2)
-
-
 def compiled_draws_as_eager(rank: int, world: int, backend: str) -> None:
     mesh = mesh_of((world,))
     layer = nn.Dropout(0.5)
@@ -366,7 +350,7 @@ def compiled_draws_as_eager(rank: int, world: int, backend: str) -> None:
         return layer(x * 2), torch.randn_like(x), torch.empty_like(x).exponential_()
 
     with funcol.installed():
-        x = placed(torch.ones(5, 3), layouts("S0")[0], mesh).requires_grad_()
+        x = placed(torch.ones(5, 3), "S0", mesh).requires_grad_()
         torch.manual_seed(6)
         expected = [one.full_tensor() for one in draw(x)]
         torch.manual_seed(6)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import funcol
@@ -96,7 +96,9 @@ def failure_of(call: Callable[[], Any]) -> Failure:
     )
 
 
-def fails_as_pytorch(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", CALLS)
+@on_ranks(2)
+def test_wrong_shapes_raise_pytorchs_error_with_no_more_text(rank: int, world: int, name: str) -> None:
     theirs = failure_of(CALLS[name])
     with funcol.installed():
         funcol.installation.forget_operator_counts()
@@ -111,12 +113,8 @@ def fails_as_pytorch(rank: int, world: int, name: str) -> None:
         assert (held(cut, 4, 2) @ held(whole, 2, 3)).full_tensor().tolist() == [[2.0] * 3] * 4
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_wrong_shapes_raise_pytorchs_error_with_no_more_text(name: str) -> None:
-    run_ranks(fails_as_pytorch, 2, name)
-
-
-def asks_once(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_failing_shape_function_is_asked_once_a_call(rank: int, world: int) -> None:
     with funcol.installed():
         propagator = DTensor._op_dispatcher.sharding_propagator
         asked = []
@@ -136,7 +134,3 @@ def asks_once(rank: int, world: int) -> None:
                     assert len(asked) == number
         finally:
             del base._propagate_tensor_meta_non_cached
-
-
-def test_the_failing_shape_function_is_asked_once_a_call() -> None:
-    run_ranks(asks_once, 2)

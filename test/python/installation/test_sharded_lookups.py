@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from twins import as_on_plain_tensors
 
 import funcol
 
@@ -83,30 +84,24 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def computes_what_plain_tensors_do(rank: int, world: int, name: str, is_compiled: bool) -> None:
-    program = PROGRAMS[name]
-    plain = table().requires_grad_()
-    expected = program(plain, indices())
-    expected.square().sum().backward()
-    if is_compiled:
-        torch._dynamo.reset()
-        program = torch.compile(program, backend="aot_eager", fullgraph=True)
-    with funcol.installed():
-        weight = nn.Parameter(sharded(table()))
-        result = program(weight, replicated(indices()))
-        torch.testing.assert_close(result.full_tensor(), expected)
-        result.square().sum().backward()
-        assert weight.grad is not None
-        torch.testing.assert_close(weight.grad.full_tensor(), plain.grad)
+def table_and_indices() -> list[Tensor]:
+    return [table(), indices()]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-def test_program(name: str, is_compiled: bool) -> None:
-    run_ranks(computes_what_plain_tensors_do, 2, name, is_compiled)
+@as_on_plain_tensors(table_and_indices, words=("S0", "R"), backward=True)
+def test_program(weight: Tensor, index: Tensor, *, name: str) -> Tensor:
+    return PROGRAMS[name](weight, index)
 
 
-def is_a_partial_sum(rank: int, world: int) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+@as_on_plain_tensors(table_and_indices, words=("S0", "R"), backward=True, compiles={"fullgraph": True})
+def test_compiled_program(weight: Tensor, index: Tensor, *, name: str) -> Tensor:
+    return PROGRAMS[name](weight, index)
+
+
+@on_ranks(2)
+def test_result_is_a_partial_sum_that_copies_and_pickles(rank: int, world: int) -> None:
     with funcol.installed():
         found = nn.functional.embedding(replicated(indices()), sharded(table()))
         assert found.placements == (Partial("sum"),)
@@ -118,23 +113,8 @@ def is_a_partial_sum(rank: int, world: int) -> None:
             assert torch.equal(one.full_tensor(), expected)
 
 
-def test_result_is_a_partial_sum_that_copies_and_pickles() -> None:
-    run_ranks(is_a_partial_sum, 2)
-
-
-def over_two_axes(rank: int, world: int) -> None:
-    with funcol.installed():
-        for placements in (
-            [Shard(0), Replicate()],
-            [Replicate(), Shard(0)],
-            [Shard(0), Shard(1)],
-            [Shard(0)] * 2,
-        ):
-            weight = distribute_tensor(table(), mesh_of((2, 2)), placements)
-            index = distribute_tensor(indices(), mesh_of((2, 2)), [Replicate()] * 2)
-            found = nn.functional.embedding(index, weight)
-            assert torch.equal((found + found).full_tensor(), 2 * nn.functional.embedding(indices(), table()))
-
-
-def test_two_mesh_axes() -> None:
-    run_ranks(over_two_axes, 4)
+@pytest.mark.parametrize("words", [("S0 R", "R R"), ("R S0", "R R"), ("S0 S1", "R R"), ("S0 S0", "R R")])
+@as_on_plain_tensors(table_and_indices)
+def test_two_mesh_axes(weight: Tensor, index: Tensor) -> Tensor:
+    found = nn.functional.embedding(index, weight)
+    return found + found

@@ -21,6 +21,7 @@ from spmd_cases import (
     V,
     call,
     error_of,
+    on_ranks,
     outcome,
     run,
     same,
@@ -79,7 +80,10 @@ def test_a_change_that_sends_nothing_is_as_on_stock(function: str, world: int) -
     run(is_as_on_stock, world, "LOCAL", function)
 
 
-def differentiates_twice(rank: int, world: int, table: str) -> None:
+@pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks()
+def test_second_derivatives_are_those_of_stock(rank: int, world: int, table: str) -> None:
     cases = [
         case
         for case in TABLES[table]
@@ -91,13 +95,9 @@ def differentiates_twice(rank: int, world: int, table: str) -> None:
             same(second_order(rank, world, case, world_group()), value, case)
 
 
-@pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_second_derivatives_are_those_of_stock(world: int, table: str) -> None:
-    run(differentiates_twice, world, table)
-
-
-def parts_differ(rank: int, world: int) -> None:
+@on_ranks()
+def test_parts_of_different_sizes(rank: int, world: int) -> None:
     sizes = [r + 1 for r in range(world)]
     total = sum(sizes)
     group = world_group()
@@ -144,11 +144,8 @@ def parts_differ(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_parts_of_different_sizes(world: int) -> None:
-    run(parts_differ, world)
-
-
-def an_input_is_the_callers_again(rank: int, world: int) -> None:
+@on_ranks()
+def test_the_input_may_be_overwritten_after_a_call_without_async_op(rank: int, world: int) -> None:
     cases = [case for case in COLLECTIVES if not case.options and case.dtype is torch.float32]
     theirs = [call(case, sample(rank, world, case), world_group()) + 0 for case in cases]
     with funcol.installed():
@@ -160,11 +157,8 @@ def an_input_is_the_callers_again(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_input_may_be_overwritten_after_a_call_without_async_op(world: int) -> None:
-    run(an_input_is_the_callers_again, world)
-
-
-def sends_once(rank: int, world: int) -> None:
+@on_ranks()
+def test_an_all_to_all_is_one_exchange(rank: int, world: int) -> None:
     with funcol.installed():
         for x, types, options in [
             (torch.ones(4, 8), (S(0), S(1)), {}),
@@ -179,20 +173,12 @@ def sends_once(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_all_to_all_is_one_exchange(world: int) -> None:
-    run(sends_once, world)
-
-
-def in_place(rank: int, world: int) -> None:
+@on_ranks()
+def test_all_reduce_in_place(rank: int, world: int) -> None:
     x = torch.full((3,), float(rank))
     with funcol.installed():
         assert spmd.all_reduce(x, world_group(), dst=R, inplace=True) is not None
     assert x.tolist() == [float(sum(range(world)))] * 3
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_reduce_in_place(world: int) -> None:
-    run(in_place, world)
 
 
 def error_of_case(rank: int, world: int, case: Case) -> tuple[type, str] | None:
@@ -200,7 +186,9 @@ def error_of_case(rank: int, world: int, case: Case) -> tuple[type, str] | None:
     return error_of(lambda: call(case, x, world_group()))
 
 
-def errors_are_alike(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks()
+def test_errors_are_those_of_stock(rank: int, world: int) -> None:
     theirs = [error_of_case(rank, world, case) for case in ERRORS]
     with funcol.installed():
         ours = [error_of_case(rank, world, case) for case in ERRORS]
@@ -211,8 +199,3 @@ def errors_are_alike(rank: int, world: int) -> None:
         transposed = torch.ones(2, 3).t()
         error = error_of(lambda: spmd.all_reduce(transposed, world_group(), dst=R))
     assert error == (AssertionError, "all_reduce input must be contiguous")
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_errors_are_those_of_stock(world: int) -> None:
-    run(errors_are_alike, world)

@@ -21,7 +21,7 @@ from spmd_cases import (
     V,
     call,
     error_of,
-    run,
+    on_ranks,
     same,
     sample,
     sent_by_stock,
@@ -61,7 +61,10 @@ def typed_or_error(rank: int, world: int, case: Case) -> Any:
         return type(error), str(error).splitlines()[0]
 
 
-def types_are_alike(rank: int, world: int, table: str) -> None:
+@pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks()
+def test_types_are_those_of_stock_while_they_are_checked(rank: int, world: int, table: str) -> None:
     cases = sent_by_stock(TABLES[table])
     theirs = [typed_or_error(rank, world, case) for case in cases]
     with funcol.installed():
@@ -77,12 +80,6 @@ def types_are_alike(rank: int, world: int, table: str) -> None:
         if table == "COLLECTIVES":
             assert one[0] == case.is_pending, str(case)
     assert num_errors < len(cases) / 4
-
-
-@pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_types_are_those_of_stock_while_they_are_checked(world: int, table: str) -> None:
-    run(types_are_alike, world, table)
 
 
 def typed_block(rank: int, world: int) -> list[Any]:
@@ -109,18 +106,15 @@ def typed_block(rank: int, world: int) -> list[Any]:
     return [types, loss.detach() + 0, *(tensor.grad + 0 for tensor in (x, up, down, scale))]
 
 
-def blocks_are_alike(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks()
+def test_a_typed_block_trains_as_on_stock(rank: int, world: int) -> None:
     theirs = typed_block(rank, world)
     with funcol.installed():
         ours = typed_block(rank, world)
     assert ours[0] == theirs[0]
     for one, other in zip(ours[1:], theirs[1:], strict=True):
         same(one, other)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_typed_block_trains_as_on_stock(world: int) -> None:
-    run(blocks_are_alike, world)
 
 
 def rest_of_the_api(rank: int, world: int) -> list[Any]:
@@ -181,19 +175,16 @@ def with_dtensors(rank: int, world: int) -> list[Any]:
     return [*found, torch.autograd.grad(loss, local)[0] + 0]
 
 
-def runs_the_rest(rank: int, world: int) -> None:
+def without_types(found: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks()
+def test_the_rest_of_the_api_takes_pending_results(rank: int, world: int) -> None:
     programs = (rest_of_the_api, with_dtensors)
     theirs = [program(rank, world) for program in programs]
     with funcol.installed():
         ours = [program(rank, world) for program in programs]
     torch.testing.assert_close(without_types(ours), without_types(theirs), rtol=0, atol=0)
     assert repr(ours) == repr(theirs)
-
-
-def without_types(found: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_rest_of_the_api_takes_pending_results(world: int) -> None:
-    run(runs_the_rest, world)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from spmd_cases import COLLECTIVES, R, S, outcome, run, same, spmd
+from spmd_cases import COLLECTIVES, R, S, on_ranks, outcome, same, spmd
 from torch import Tensor
 
 import funcol
@@ -45,7 +45,8 @@ def test_an_unknown_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert takeover.replaced_functions() == []
 
 
-def as_an_unknown_version(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_unknown_version_computes_the_same(rank: int, world: int) -> None:
     theirs = [outcome(rank, world, case, world_group()) for case in COLLECTIVES]
     known = takeover._KNOWN["spmd_types._local"]
     takeover._KNOWN["spmd_types._local"] = set()
@@ -59,11 +60,8 @@ def as_an_unknown_version(rank: int, world: int) -> None:
         same(one[2], other[2], case)
 
 
-def test_an_unknown_version_computes_the_same() -> None:
-    run(as_an_unknown_version, 2)
-
-
-def with_a_module_of_its_own(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_a_program_sets_as_dist_is_called(rank: int, world: int) -> None:
     class Counted:
         count = 0
 
@@ -84,10 +82,6 @@ def with_a_module_of_its_own(rank: int, world: int) -> None:
     assert module.count == 1
 
 
-def test_what_a_program_sets_as_dist_is_called() -> None:
-    run(with_a_module_of_its_own, 2)
-
-
 PROGRAM = """
 import funcol
 funcol.install()
@@ -104,7 +98,8 @@ def test_the_package_may_be_imported_after_install() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
 
 
-def compiles(rank: int, world: int) -> None:
+@on_ranks(2, timeout=180)
+def test_a_compiled_program_computes_the_same(rank: int, world: int) -> None:
     torch._dynamo.reset()
 
     def program(x: Tensor) -> Tensor:
@@ -114,7 +109,3 @@ def compiles(rank: int, world: int) -> None:
     theirs = program(x)
     with funcol.installed():
         same(torch.compile(program, backend="aot_eager")(x), theirs)
-
-
-def test_a_compiled_program_computes_the_same() -> None:
-    run(compiles, 2, timeout=180)

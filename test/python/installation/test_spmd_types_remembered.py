@@ -230,6 +230,7 @@ def told(lines: list[str]) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_drawn_programs_have_the_types_and_errors_of_stock(first: int, mesh: DeviceMesh) -> None:
     seeds = range(first, first + 50)

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,7 +61,8 @@ def test_tensor_parallel_layers_under_fsdp2(num_features: int) -> None:
     run_ranks(trains_like_one_device, 4, num_features, 2)
 
 
-def compiles(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_compiled_model(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (world,))
     torch.manual_seed(0)
     model = Layers(7)
@@ -70,7 +71,3 @@ def compiles(rank: int, world: int) -> None:
         parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         result = torch.compile(model, backend="aot_eager")(torch.ones(2, 4))
     torch.testing.assert_close(result.detach(), expected)
-
-
-def test_a_compiled_model() -> None:
-    run_ranks(compiles, 2)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, placement_types
 
@@ -104,7 +104,18 @@ def program() -> list[Tensor]:
     return [whole, local, stock.all_reduce(local, "sum", world_group()) + 0]
 
 
-def runs_with_what_was_there(rank: int, world: int, kind: str, place: str) -> None:
+CASES = [
+    (kind, place)
+    for kind in KINDS
+    for place in PLACES
+    # A partial is no method.
+    if kind != "functools.partial" or place in ("a collective", "redistribution", "from_local")
+]
+
+
+@pytest.mark.parametrize(("kind", "place"), CASES)
+@on_ranks(2)
+def test_it_is_called_as_often_as_without_funcol(rank: int, world: int, kind: str, place: str) -> None:
     with put(kind, place):
         expected = program()
         counted = sorted(calls)
@@ -119,20 +130,6 @@ def runs_with_what_was_there(rank: int, world: int, kind: str, place: str) -> No
     calls.clear()
     program()
     assert calls == []
-
-
-CASES = [
-    (kind, place)
-    for kind in KINDS
-    for place in PLACES
-    # A partial is no method.
-    if kind != "functools.partial" or place in ("a collective", "redistribution", "from_local")
-]
-
-
-@pytest.mark.parametrize(("kind", "place"), CASES)
-def test_it_is_called_as_often_as_without_funcol(kind: str, place: str) -> None:
-    run_ranks(runs_with_what_was_there, 2, kind, place)
 
 
 @pytest.mark.parametrize(("kind", "place"), CASES)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
-from sharded import layouts, mesh_of
+from ranks import on_ranks
+from sharded import mesh_of, placed
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
-from twins import agrees, check_twin, numbers, placed, replicated
+from twins import as_on_plain_tensors, numbers, replicated
 
 import funcol
 from funcol import _compat
@@ -168,16 +167,18 @@ WITHOUT_GRADIENT = {"put_at_indices"}
 @pytest.mark.parametrize("words", ["S0", "S1"])
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_reaches_a_tensor_that_is_cut(name: str, size: int, words: str) -> None:
-    check_twin(WRITES[name], [numbers(size, 3)], words)
+@as_on_plain_tensors(lambda size: [numbers(size, 3)])
+def test_a_write_reaches_a_tensor_that_is_cut(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["S0", "S1"])
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("name", sorted(WRITES.keys() - WITHOUT_GRADIENT))
-def test_a_write_to_a_tensor_that_is_cut_has_its_gradient(name: str, size: int, words: str) -> None:
-    check_twin(WRITES[name], [numbers(size, 3)], words, backward=True)
+@as_on_plain_tensors(lambda size: [numbers(size, 3)], backward=True)
+def test_a_write_to_a_tensor_that_is_cut_has_its_gradient(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
 @pytest.mark.sampled(4)
@@ -185,14 +186,16 @@ def test_a_write_to_a_tensor_that_is_cut_has_its_gradient(name: str, size: int, 
 @pytest.mark.parametrize(
     "name", ["a_row", "part_of_a_column", "view_of_a_view", "put_at_indices", "diagonal"]
 )
-def test_a_write_reaches_a_tensor_that_two_axes_cut(name: str, words: str) -> None:
-    check_twin(WRITES[name], [numbers(5, 3)], words, mesh=(2, 2))
+@as_on_plain_tensors(lambda: [numbers(5, 3)])
+def test_a_write_reaches_a_tensor_that_two_axes_cut(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
 @pytest.mark.parametrize("words", ["Psum", "Pavg", "Pmax"])
 @pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "at_a_mask", "put_at_indices", "rows_filled"])
-def test_a_write_reaches_a_tensor_that_is_pending(name: str, words: str) -> None:
-    check_twin(WRITES[name], [numbers(5, 3)], words)
+@as_on_plain_tensors(lambda: [numbers(5, 3)])
+def test_a_write_reaches_a_tensor_that_is_pending(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
 def an_element_of_the_flat(x: Tensor) -> Tensor:
@@ -225,37 +228,42 @@ def half_of_the_columns(x: Tensor) -> Tensor:
     return x
 
 
-RESHAPED = [
-    *[an_element_of_the_flat, an_element_of_the_flattened, part_of_the_flat, all_of_the_flat, a_block],
-    half_of_the_columns,
-]
+RESHAPED: dict[str, Write] = {
+    write.__name__: write
+    for write in (
+        an_element_of_the_flat, an_element_of_the_flattened, part_of_the_flat, all_of_the_flat, a_block,
+        half_of_the_columns,
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", ["S0", "S1", "Psum"])
-@pytest.mark.parametrize("write", RESHAPED)
-def test_a_write_through_another_shape_reaches_the_tensor(write: Write, words: str) -> None:
-    check_twin(write, [numbers(4, 4)], words)
+@pytest.mark.parametrize("name", RESHAPED)
+@as_on_plain_tensors(lambda: [numbers(4, 4)])
+def test_a_write_through_another_shape_reaches_the_tensor(x: Tensor, *, name: str) -> Any:
+    return RESHAPED[name](x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", ["S1 S0", "S1 S1", "R S1", "Psum S1"])
-@pytest.mark.parametrize("write", RESHAPED)
-def test_a_write_through_another_shape_reaches_a_tensor_that_two_axes_cut(write: Write, words: str) -> None:
-    check_twin(write, [numbers(4, 4)], words, mesh=(2, 2))
+@pytest.mark.parametrize("name", RESHAPED)
+@as_on_plain_tensors(lambda: [numbers(4, 4)])
+def test_a_write_through_another_shape_reaches_a_tensor_that_two_axes_cut(x: Tensor, *, name: str) -> Any:
+    return RESHAPED[name](x)
 
 
-def written_on_strided_shards(write: Write, dim: int, second: bool, x: Tensor) -> Tensor:
-    if not isinstance(x, DTensor):
-        return write(x.clone())
-    other = Shard(dim) if second else Replicate()
-    return write(x.redistribute(placements=[_StridedShard(dim, split_factor=2), other]))
-
-
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("second", [False, True], ids=["one axis", "two axes"])
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("write", RESHAPED)
-def test_a_write_through_another_shape_reaches_strided_shards(write: Write, dim: int, second: bool) -> None:
-    write_on = functools.partial(written_on_strided_shards, write, dim, second)
-    check_twin(write_on, [numbers(4, 4)], "R R", mesh=(2, 2))
+@pytest.mark.parametrize("name", RESHAPED)
+@as_on_plain_tensors(lambda: [numbers(4, 4)], words="R R")
+def test_a_write_through_another_shape_reaches_strided_shards(
+    x: Tensor, *, name: str, dim: int, second: bool
+) -> Any:
+    if not isinstance(x, DTensor):
+        return RESHAPED[name](x.clone())
+    other = Shard(dim) if second else Replicate()
+    return RESHAPED[name](x.redistribute(placements=[_StridedShard(dim, split_factor=2), other]))
 
 
 def unbound(x: Tensor) -> Tensor:
@@ -276,20 +284,17 @@ def split(x: Tensor) -> Tensor:
     return x
 
 
+SEVERAL: dict[str, Write] = {write.__name__: write for write in (unbound, chunked, split)}
+
+
 @pytest.mark.parametrize("size", [4, 5])
-@pytest.mark.parametrize("write", [unbound, chunked, split])
-def test_a_write_to_one_of_several_views_reaches_the_tensor(write: Write, size: int) -> None:
-    check_twin(write, [numbers(size, 3)], "S0")
+@pytest.mark.parametrize("name", SEVERAL)
+@as_on_plain_tensors(lambda size: [numbers(size, 3)], words="S0")
+def test_a_write_to_one_of_several_views_reaches_the_tensor(x: Tensor, *, name: str) -> Any:
+    return SEVERAL[name](x)
 
 
-def agrees_when_compiled(rank: int, world: int, name: str, size: int, words: str, backward: bool) -> None:
-    write = WRITES[name]
-    # PyTorch has no gradients of compiled regions that write to DTensors that they are given.
-    function = (lambda x: write(x * 1)) if backward else write
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend="aot_eager")
-    agrees(rank, world, compiled, [numbers(size, 3)], [words], (world,), backward)
-
+# Compiled regions
 
 # In minors whose DTensor does not look into the indices of index_put_, PyTorch cannot trace it.
 TRACES_INDICES = any(
@@ -302,14 +307,17 @@ TRACED = [name for name in WRITES if TRACES_INDICES or name not in AT_INDICES]
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TRACED)
-def test_a_compiled_write_reaches_a_tensor_that_is_cut(name: str) -> None:
-    run_ranks(agrees_when_compiled, 2, name, 5, "S0", False)
+@as_on_plain_tensors(lambda: [numbers(5, 3)], words="S0", compiles={})
+def test_a_compiled_write_reaches_a_tensor_that_is_cut(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", ["S1", "Psum", "Pavg", "Pmax"])
 @pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "rows_filled"])
-def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words: str) -> None:
-    run_ranks(agrees_when_compiled, 2, name, 4, words, False)
+@as_on_plain_tensors(lambda: [numbers(4, 3)], compiles={})
+def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(x: Tensor, *, name: str) -> Any:
+    return WRITES[name](x)
 
 
 @pytest.mark.sampled(4)
@@ -321,8 +329,10 @@ def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words
         if name in ("a_row", "at_a_mask", "rows_of_another", "two_views_one_after_the_other")
     ],
 )
-def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(name: str) -> None:
-    run_ranks(agrees_when_compiled, 2, name, 5, "S0", True)
+@as_on_plain_tensors(lambda: [numbers(5, 3)], words="S0", backward=True, compiles={})
+def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(x: Tensor, *, name: str) -> Any:
+    """Of a product: PyTorch has no gradients of compiled regions that write to their own inputs."""
+    return WRITES[name](x * 1)
 
 
 def changes_between_views(x: Tensor) -> Tensor:
@@ -332,8 +342,9 @@ def changes_between_views(x: Tensor) -> Tensor:
     return x
 
 
-def refuses_old_values_when_compiled(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     torch._dynamo.reset()
     with (
         funcol.installed(),
@@ -342,12 +353,11 @@ def refuses_old_values_when_compiled(rank: int, world: int) -> None:
         torch.compile(changes_between_views, backend="aot_eager")(x)
 
 
-def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region() -> None:
-    run_ranks(refuses_old_values_when_compiled, 2)
-
-
-def needs_no_communication(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_what_is_written_to_a_gathered_row_is_brought_back_without_communication(
+    rank: int, world: int
+) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with funcol.installed():
         row = x[0]
         with CommDebugMode() as during:
@@ -355,12 +365,9 @@ def needs_no_communication(rank: int, world: int) -> None:
     assert during.get_total_counts() == 0
 
 
-def test_what_is_written_to_a_gathered_row_is_brought_back_without_communication() -> None:
-    run_ranks(needs_no_communication, 2)
-
-
-def refuses_old_values(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_a_view_with_old_values_is_not_added_to(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with funcol.installed():
         row = x[0]
         x.mul_(2)
@@ -371,12 +378,9 @@ def refuses_old_values(rank: int, world: int) -> None:
         torch.testing.assert_close(x.full_tensor()[1:], 2 * numbers(4, 3)[1:])
 
 
-def test_a_view_with_old_values_is_not_added_to() -> None:
-    run_ranks(refuses_old_values, 2)
-
-
-def forgets_copies(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_a_copy_is_forgotten_with_the_last_view_of_it(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with funcol.installed():
         gc.collect()
         before = set(view_writeback.open_copies)
@@ -387,12 +391,9 @@ def forgets_copies(rank: int, world: int) -> None:
         assert not view_writeback.open_copies - before
 
 
-def test_a_copy_is_forgotten_with_the_last_view_of_it() -> None:
-    run_ranks(forgets_copies, 2)
-
-
-def leaves_a_write_through_where_the_tensor_was(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+@on_ranks(2)
+def test_a_tensor_that_is_written_to_stays_where_it_is(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), "S0", mesh_of((world,)))
     with funcol.installed():
         result = x.index_fill_(0, rows(x, 0, 3), 2.0)
     assert result is x
@@ -401,16 +402,9 @@ def leaves_a_write_through_where_the_tensor_was(rank: int, world: int) -> None:
     assert x.to_local().shape == (2, 3)
 
 
-def test_a_tensor_that_is_written_to_stays_where_it_is() -> None:
-    run_ranks(leaves_a_write_through_where_the_tensor_was, 2)
-
-
-def refuses_to_lose_statistics(rank: int, world: int) -> None:
-    layout, mesh = layouts("Psum")[0], mesh_of((world,))
-    x, mean, variance = (placed(one, layout, mesh) for one in (numbers(4, 3, 2), numbers(3), numbers(3)))
+@on_ranks(2)
+def test_running_statistics_that_would_have_to_move_are_refused(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    x, mean, variance = (placed(one, "Psum", mesh) for one in (numbers(4, 3, 2), numbers(3), numbers(3)))
     with funcol.installed(), pytest.raises(RuntimeError, match=r"batch_norm: no way to run it leaves"):
         torch.nn.functional.batch_norm(x, mean, variance, training=True)
-
-
-def test_running_statistics_that_would_have_to_move_are_refused() -> None:
-    run_ranks(refuses_to_lose_statistics, 2)

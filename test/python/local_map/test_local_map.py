@@ -18,7 +18,7 @@ from local_programs import (
     weighted,
     whole_tensors,
 )
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
@@ -93,7 +93,9 @@ def test_second_derivatives_are_those_of_one_process(name: str) -> None:
     run_ranks(differentiates_twice, PROGRAMS[name].world(), name)
 
 
-def redistributes(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@on_ranks()
+def test_arguments_are_redistributed_and_their_gradients_back(rank: int, world: int) -> None:
     program = PROGRAMS["batch"]
     mesh = mesh_of((world,))
     leaves = sharded_leaves(program, mesh, ([S(1)], [S(0)]))
@@ -104,12 +106,8 @@ def redistributes(rank: int, world: int) -> None:
     check(program, results, gradients)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_arguments_are_redistributed_and_their_gradients_back(world: int) -> None:
-    run_ranks(redistributes, world)
-
-
-def follows_the_order_of_cuts(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_shards_in_an_order_of_their_own_are_redistributed(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     whole = torch.arange(8.0)
     x = funcol.redistribute(
@@ -124,10 +122,6 @@ def follows_the_order_of_cuts(rank: int, world: int) -> None:
         apply_local_map(torch.square, *both, both)(x)
 
 
-def test_shards_in_an_order_of_their_own_are_redistributed() -> None:
-    run_ranks(follows_the_order_of_cuts, 4)
-
-
 class SummedGradient(torch.autograd.Function):
     """The identity, whose gradient is the sum over all ranks."""
 
@@ -140,7 +134,8 @@ class SummedGradient(torch.autograd.Function):
         return funcol.all_reduce(grad, "sum", mesh_of((2,)))
 
 
-def takes_stated_gradients(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_stated_placements_of_gradients_are_taken_at_their_word(rank: int, world: int) -> None:
     program = PROGRAMS["columns"]._replace(local=lambda x, w: (SummedGradient.apply(x) @ w).sin())
     mesh = mesh_of((world,))
     function = apply_local_map(program.local, [S(1)], program.inputs, ([R], [S(1)]), mesh)
@@ -150,15 +145,13 @@ def takes_stated_gradients(rank: int, world: int) -> None:
     check(program, [result], gradients)
 
 
-def test_stated_placements_of_gradients_are_taken_at_their_word() -> None:
-    run_ranks(takes_stated_gradients, 2)
-
-
 def multiplies(x: Tensor, pair: tuple[Tensor, float], names: dict[str, Tensor], power: int = 1) -> Any:
     return {"y": (x * pair[0] * pair[1]) ** power, "n": [names["b"].sum(), power, None]}
 
 
-def takes_nested_arguments(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+@on_ranks()
+def test_arguments_and_results_may_be_nested(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = torch.arange(8.0).view(4, 2)
     x = distribute_tensor(whole, mesh, [S(0)])
@@ -171,20 +164,12 @@ def takes_nested_arguments(rank: int, world: int) -> None:
     assert result["n"][1:] == [2, None]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_arguments_and_results_may_be_nested(world: int) -> None:
-    run_ranks(takes_nested_arguments, world)
-
-
-def is_itself_without_dtensors(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_without_dtensors_the_function_runs_as_it_is(rank: int, world: int) -> None:
     function = apply_local_map(torch.add, [S(0)], ([S(0)], [S(0)]))
     result = function(torch.ones(2), torch.ones(2))
     assert type(result) is Tensor
     assert result.tolist() == [2.0, 2.0]
-
-
-def test_without_dtensors_the_function_runs_as_it_is() -> None:
-    run_ranks(is_itself_without_dtensors, 1)
 
 
 def test_a_decorated_function_keeps_its_name_and_text() -> None:
@@ -196,7 +181,8 @@ def test_a_decorated_function_keeps_its_name_and_text() -> None:
     assert (doubled.__name__, doubled.__doc__) == ("doubled", "Twice.")
 
 
-def keeps_plain_tensors(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_plain_tensors_are_handed_on_and_closed_over(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     x = distribute_tensor(torch.ones(4, 2), mesh, [S(0)])
     bias = torch.tensor([1.0, 2.0])
@@ -204,11 +190,8 @@ def keeps_plain_tensors(rank: int, world: int) -> None:
     assert torch.equal(function(x, bias).full_tensor(), 1 + 2 * bias.expand(4, 2))
 
 
-def test_plain_tensors_are_handed_on_and_closed_over() -> None:
-    run_ranks(keeps_plain_tensors, 2)
-
-
-def checkpoints(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_checkpoint_around_an_applied_function_recomputes_it(rank: int, world: int) -> None:
     from torch.utils.checkpoint import checkpoint
 
     program = PROGRAMS["batch"]
@@ -220,21 +203,14 @@ def checkpoints(rank: int, world: int) -> None:
     check(program, [result], gradients)
 
 
-def test_a_checkpoint_around_an_applied_function_recomputes_it() -> None:
-    run_ranks(checkpoints, 2)
-
-
-def has_no_gradient_of_a_maximum(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_gradient_of_a_partial_maximum_is_refused(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = torch.arange(4.0)
     function = apply_local_map(lambda x: x.amax(), [Partial("max")], ([S(0)],))
     assert function(distribute_tensor(whole, mesh, [S(0)])).full_tensor() == whole.max()
     with pytest.raises(NotImplementedError, match=r"result 0 is P\(max\) and requires a gradient"):
         function(distribute_tensor(whole, mesh, [S(0)]).requires_grad_())
-
-
-def test_the_gradient_of_a_partial_maximum_is_refused() -> None:
-    run_ranks(has_no_gradient_of_a_maximum, 2)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +286,9 @@ def identity(x: Any, *rest: Any, **named: Any) -> Any:
     return x
 
 
-def call_wrongly(rank: int, world: int, what: str) -> None:
+@pytest.mark.parametrize("what", ERRORS)
+@on_ranks(2)
+def test_errors_say_what_came_and_what_was_expected(rank: int, world: int, what: str) -> None:
     mesh, other = mesh_of((world,)), mesh_of((world, 1))
     x = distribute_tensor(torch.ones(4, 2), mesh, [S(0)])
     uneven = distribute_tensor(torch.ones(5, 2), mesh, [S(0)])
@@ -341,8 +319,3 @@ def call_wrongly(rank: int, world: int, what: str) -> None:
     error, message = ERRORS[what]
     with pytest.raises(error, match=message):
         calls[what]()
-
-
-@pytest.mark.parametrize("what", ERRORS)
-def test_errors_say_what_came_and_what_was_expected(what: str) -> None:
-    run_ranks(call_wrongly, 2, what)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from local_graphs import region_nodes
 from local_programs import PROGRAMS, P, R, S, applied, check, sharded_leaves, tensors_of, weighted
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
@@ -49,7 +49,9 @@ def scaled_by_global(x: Tensor) -> Tensor:
     return x * global_weight
 
 
-def reaches_parameters(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize("how", ["function", "partial"])
+@on_ranks(2)
+def test_compiled_regions_follow_parameters_that_functions_reach(rank: int, world: int, how: str) -> None:
     mesh = mesh_of((world,))
     module, weights = torch.nn.Linear(4, 4), [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
 
@@ -73,11 +75,6 @@ def reaches_parameters(rank: int, world: int, how: str) -> None:
         module.weight, weights[0] = torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4))
 
 
-@pytest.mark.parametrize("how", ["function", "partial"])
-def test_compiled_regions_follow_parameters_that_functions_reach(how: str) -> None:
-    run_ranks(reaches_parameters, 2, how)
-
-
 class Recorder:
     """An AOT backend that keeps its graphs."""
 
@@ -91,7 +88,8 @@ class Recorder:
         return make_boxed_func(graph.forward)
 
 
-def compiles_to_nodes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_compiled_regions_have_one_node_a_pass_and_are_compiled_once(rank: int, world: int) -> None:
     from torch._dynamo.backends.common import aot_autograd
 
     program = PROGRAMS["batch"]
@@ -108,11 +106,9 @@ def compiles_to_nodes(rank: int, world: int) -> None:
     assert [len(region_nodes(graph)) for graph in recorder.graphs] == [1, 1]
 
 
-def test_compiled_regions_have_one_node_a_pass_and_are_compiled_once() -> None:
-    run_ranks(compiles_to_nodes, 2)
-
-
-def compiles_for_any_size(rank: int, world: int, is_dtensor: bool) -> None:
+@pytest.mark.parametrize("is_dtensor", [False, True])
+@on_ranks(2)
+def test_compiled_regions_serve_other_sizes(rank: int, world: int, is_dtensor: bool) -> None:
     program = PROGRAMS["batch"]
     mesh = mesh_of((world,))
     function = applied(program, mesh)
@@ -127,12 +123,8 @@ def compiles_for_any_size(rank: int, world: int, is_dtensor: bool) -> None:
             assert torch.allclose(compiled(x, w), program.local(x, w), atol=1e-6)
 
 
-@pytest.mark.parametrize("is_dtensor", [False, True])
-def test_compiled_regions_serve_other_sizes(is_dtensor: bool) -> None:
-    run_ranks(compiles_for_any_size, 2, is_dtensor)
-
-
-def compiles_nested_values(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_compiled_regions_take_and_return_nested_values(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     function = apply_local_map(
         lambda x, named, count: {"y": (x * named["w"], [x.sum(), None, count + 1]), "text": "s"},
@@ -147,7 +139,3 @@ def compiles_nested_values(rank: int, world: int) -> None:
     assert torch.equal(result["y"][0].full_tensor(), x * w)
     assert result["y"][1][0].full_tensor() == x.sum()
     assert (result["y"][1][1:], result["text"]) == ([None, 5], "s")
-
-
-def test_compiled_regions_take_and_return_nested_values() -> None:
-    run_ranks(compiles_nested_values, 2)

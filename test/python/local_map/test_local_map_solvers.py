@@ -11,7 +11,7 @@ import pytest
 import torch
 from local_graphs import joint_graph, region_nodes
 from local_programs import PROGRAMS, P, R, S
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -38,7 +38,8 @@ def options(mesh: Any, node: Node, ways: list[Any]) -> OpStrategy:
     )  # fmt: skip
 
 
-def has_one_way(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_node_has_one_way_at_the_planners_costs(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     forward, backward = region_nodes(joint_graph(PROGRAMS["columns"], mesh))
     (way,) = options(mesh, forward, [[R], [S(0)]]).strategies
@@ -55,10 +56,6 @@ def has_one_way(rank: int, world: int) -> None:
     assert (way.redistribute_cost or [])[2] == [0.0, 0.0]  # what the forward part left is not moved
 
 
-def test_a_node_has_one_way_at_the_planners_costs() -> None:
-    run_ranks(has_one_way, 2)
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "keywords": ({"user_kwargs": {"x": 1}}, r"has the keyword arguments \['x'\]"),
     "too few specs": ({"specs": []}, r"has 1 arguments, 0 specs and 1 in_placements"),
@@ -69,7 +66,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def asks_wrongly(rank: int, world: int, what: str) -> None:
+@pytest.mark.parametrize("what", WRONG)
+@on_ranks(1)
+def test_contradictions_in_what_is_asked_are_named(rank: int, world: int, what: str) -> None:
     mesh = mesh_of((world,))
     x = torch.ones(4, 2)
     changed, message = WRONG[what]
@@ -87,11 +86,6 @@ def asks_wrongly(rank: int, world: int, what: str) -> None:
         funcol.local_map.get_local_map_placement_option(**{**asked, **changed})
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_contradictions_in_what_is_asked_are_named(what: str) -> None:
-    run_ranks(asks_wrongly, 1, what)
-
-
 def example() -> ModuleType:
     path = Path(__file__).parents[3] / "tools" / "examples" / "local_map.py"
     spec = importlib.util.spec_from_file_location("local_map_example", path)
@@ -102,9 +96,6 @@ def example() -> ModuleType:
     return module
 
 
-def runs_the_example(rank: int, world: int) -> None:
+@on_ranks(8)
+def test_a_step_is_traced_solved_applied_and_computes_what_one_process_does(rank: int, world: int) -> None:
     example().run(rank, world)
-
-
-def test_a_step_is_traced_solved_applied_and_computes_what_one_process_does() -> None:
-    run_ranks(runs_the_example, 8)

@@ -14,7 +14,7 @@ from local_programs import (
     applied,
     whole_tensors,
 )
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
@@ -58,7 +58,9 @@ def changes_nothing(x: Tensor) -> Tensor:
     return x * x
 
 
-def has_no_gradient_of_averages(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", ["average", "average of averages"])
+@on_ranks(2)
+def test_traced_averages_have_no_gradient(rank: int, world: int, name: str) -> None:
     program = PROGRAMS[name]
     mesh = mesh_of((world,))
     graph = make_fx(applied(program, mesh), tracing_mode="fake")(*whole_tensors(program))
@@ -67,12 +69,8 @@ def has_no_gradient_of_averages(rank: int, world: int, name: str) -> None:
         joint_graph(program, mesh)
 
 
-@pytest.mark.parametrize("name", ["average", "average of averages"])
-def test_traced_averages_have_no_gradient(name: str) -> None:
-    run_ranks(has_no_gradient_of_averages, 2, name)
-
-
-def misses_its_mesh(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_graph_needs_the_mesh_of_its_regions(rank: int, world: int) -> None:
     graph = joint_graph(PROGRAMS["batch"], mesh_of((world,)))
     (node, _) = region_nodes(graph)
     name, are_whole, _, *rest = node.args[1]  # type: ignore[misc]
@@ -82,11 +80,9 @@ def misses_its_mesh(rank: int, world: int) -> None:
         graph(*whole_tensors(PROGRAMS["batch"]))
 
 
-def test_a_graph_needs_the_mesh_of_its_regions() -> None:
-    run_ranks(misses_its_mesh, 2)
-
-
-def trace_wrongly(rank: int, world: int, what: str) -> None:
+@pytest.mark.parametrize("what", ERRORS)
+@on_ranks(2)
+def test_errors_say_what_cannot_be_traced(rank: int, world: int, what: str) -> None:
     mesh, other = mesh_of((world,)), mesh_of((world, 1))
     x = torch.ones(4, 2)
     s0: Any = [S(0)]
@@ -113,17 +109,9 @@ def trace_wrongly(rank: int, world: int, what: str) -> None:
         calls[what]()
 
 
-@pytest.mark.parametrize("what", ERRORS)
-def test_errors_say_what_cannot_be_traced(what: str) -> None:
-    run_ranks(trace_wrongly, 2, what)
-
-
-def takes_the_current_mesh(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_current_mesh_serves_where_none_is_stated(rank: int, world: int) -> None:
     x = torch.ones(4, 2)
     with mesh_of((world,)):
         graph = make_fx(apply_local_map(changes_nothing, [S(0)], ([S(0)],)), tracing_mode="fake")(x)
     assert torch.equal(graph(x), x)
-
-
-def test_the_current_mesh_serves_where_none_is_stated() -> None:
-    run_ranks(takes_the_current_mesh, 2)

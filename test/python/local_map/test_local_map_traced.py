@@ -24,7 +24,7 @@ from local_programs import (
     weighted,
     whole_tensors,
 )
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,7 +101,10 @@ def test_a_graph_given_shards_is_the_function_itself(name: str, is_traced_again:
     run_ranks(runs_on_shards, PROGRAMS[name].world(), name, is_traced_again)
 
 
-def has_one_node_a_pass(rank: int, world: int, mode: str) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("mode", ["fake", "real", "symbolic"])
+@on_ranks()
+def test_the_function_is_recorded_once_and_is_one_named_node_a_pass(rank: int, world: int, mode: str) -> None:
     calls = []
     mesh = mesh_of((world,))
 
@@ -119,12 +122,6 @@ def has_one_node_a_pass(rank: int, world: int, mode: str) -> None:
     assert calls == [(4 // world, 6)]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("mode", ["fake", "real", "symbolic"])
-def test_the_function_is_recorded_once_and_is_one_named_node_a_pass(mode: str, world: int) -> None:
-    run_ranks(has_one_node_a_pass, world, mode)
-
-
 def renamed(graph: GraphModule) -> GraphModule:
     for i, node in enumerate(graph.graph.nodes):
         node.name = f"n{i}"
@@ -140,7 +137,9 @@ COPIES: dict[str, Callable[[GraphModule], GraphModule]] = {
 }
 
 
-def keeps_its_placements(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize("how", COPIES)
+@on_ranks(2)
+def test_placements_stay_on_the_nodes(rank: int, world: int, how: str) -> None:
     program = PROGRAMS["rows"]
     graph = COPIES[how](joint_graph(program, mesh_of((world,))))
     regions = [node.args[1] for node in region_nodes(graph)]
@@ -151,12 +150,8 @@ def keeps_its_placements(rank: int, world: int, how: str) -> None:
     check(program, *graph(*whole_tensors(program)))
 
 
-@pytest.mark.parametrize("how", COPIES)
-def test_placements_stay_on_the_nodes(how: str) -> None:
-    run_ranks(keeps_its_placements, 2, how)
-
-
-def tells_solvers(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_solvers_find_placements_in_the_notes_of_nodes(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     forward, backward = (
         node.meta["custom"]["dtensor_local_map_kwargs"]
@@ -169,11 +164,8 @@ def tells_solvers(rank: int, world: int) -> None:
     assert forward["device_mesh"] is mesh
 
 
-def test_solvers_find_placements_in_the_notes_of_nodes() -> None:
-    run_ranks(tells_solvers, 2)
-
-
-def takes_stated_gradients(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_stated_placements_of_gradients_are_on_the_backward_node(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     program = PROGRAMS["columns"]
     function = apply_local_map(program.local, [S(1)], program.inputs, ([R], [S(-1)]), mesh)
@@ -182,11 +174,8 @@ def takes_stated_gradients(rank: int, world: int) -> None:
     assert backward.args[1][4] == ("R", "S(1)")  # type: ignore[index]
 
 
-def test_stated_placements_of_gradients_are_on_the_backward_node() -> None:
-    run_ranks(takes_stated_gradients, 2)
-
-
-def exports(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_exported_joint_graphs_have_a_node_a_pass(rank: int, world: int) -> None:
     from torch._functorch.aot_autograd import aot_export_module
 
     program = PROGRAMS["batch"]
@@ -210,11 +199,11 @@ def exports(rank: int, world: int) -> None:
     assert torch.allclose(gradient, expected(program)[1][1])
 
 
-def test_exported_joint_graphs_have_a_node_a_pass() -> None:
-    run_ranks(exports, 2)
-
-
-def closes_over(rank: int, world: int, is_compiled: bool) -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+@on_ranks(2)
+def test_parameters_that_the_function_closes_over_get_gradients(
+    rank: int, world: int, is_compiled: bool
+) -> None:
     mesh = mesh_of((world,))
     x, w = whole_tensors(PROGRAMS["batch"])
 
@@ -250,12 +239,8 @@ def closes_over(rank: int, world: int, is_compiled: bool) -> None:
     assert torch.allclose(got[0], want[0])
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_parameters_that_the_function_closes_over_get_gradients(is_compiled: bool) -> None:
-    run_ranks(closes_over, 2, is_compiled)
-
-
-def has_symbolic_sizes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_graphs_with_symbolic_sizes_serve_other_sizes(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     function = apply_local_map(
         lambda x, pair, scale: {
@@ -284,11 +269,14 @@ def has_symbolic_sizes(rank: int, world: int) -> None:
             assert torch.allclose(one, other)
 
 
-def test_graphs_with_symbolic_sizes_serve_other_sizes() -> None:
-    run_ranks(has_symbolic_sizes, 2)
-
-
-def recomputes(rank: int, world: int, where: str, num_forward: int, num_activations: int) -> None:
+@pytest.mark.parametrize(
+    ("where", "num_forward", "num_activations"),
+    [("around", 2, 1), ("selective around", 1, 1), ("inside", 1, 0), ("selective inside", 1, 1)],
+)
+@on_ranks(2)
+def test_checkpoints_around_and_inside_decide_what_is_kept(
+    rank: int, world: int, where: str, num_forward: int, num_activations: int
+) -> None:
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     program = PROGRAMS["batch"]
@@ -315,17 +303,8 @@ def recomputes(rank: int, world: int, where: str, num_forward: int, num_activati
     check(program, *graph(*whole_tensors(program)))
 
 
-@pytest.mark.parametrize(
-    ("where", "num_forward", "num_activations"),
-    [("around", 2, 1), ("selective around", 1, 1), ("inside", 1, 0), ("selective inside", 1, 1)],
-)
-def test_checkpoints_around_and_inside_decide_what_is_kept(
-    where: str, num_forward: int, num_activations: int
-) -> None:
-    run_ranks(recomputes, 2, where, num_forward, num_activations)
-
-
-def has_one_node_for_both(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_applied_function_within_another_is_a_part_of_it(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     inner = apply_local_map(torch.sin, [S(0)], ([S(0)],), device_mesh=mesh)
     outer = apply_local_map(lambda x: inner(x) * 2, [S(0)], ([S(0)],), device_mesh=mesh)
@@ -335,11 +314,8 @@ def has_one_node_for_both(rank: int, world: int) -> None:
     assert torch.equal(graph(x), x.sin() * 2)
 
 
-def test_an_applied_function_within_another_is_a_part_of_it() -> None:
-    run_ranks(has_one_node_for_both, 2)
-
-
-def inlines(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_node_is_inlined_on_request(rank: int, world: int) -> None:
     program = PROGRAMS["batch"]
     graph = joint_graph(program, mesh_of((world,)))
     (node, _) = region_nodes(graph)
@@ -353,10 +329,6 @@ def inlines(rank: int, world: int) -> None:
     second = make_fx(inlined)(local, w)
     assert not region_nodes(second)
     assert torch.allclose(second(local, w), program.whole(local, w))
-
-
-def test_a_node_is_inlined_on_request() -> None:
-    run_ranks(inlines, 2)
 
 
 def differentiates_twice(rank: int, world: int, name: str) -> None:

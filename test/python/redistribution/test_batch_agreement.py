@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from against_full_tensor import Ends, differences, mesh_of_ranks, placed_on
+from against_full_tensor import Ends, differences, mesh_of_ranks
 from ranks import run_ranks
-from sharded import Layout, whole_of
+from sharded import Layout, placed, whole_of
 from torch.distributed.device_mesh import DeviceMesh
 
 import funcol
@@ -47,7 +47,7 @@ def batch(
     layouts, targets = [Layout(("S0",))] * number, [Layout(("S1",))] * number
     layouts[1], targets[1] = Layout((src,)), Layout((dst,))
     results = funcol.redistribute_many(
-        [placed_on(src_mesh, *held) for held in zip(layouts, wholes, strict=True)],
+        [placed(whole, layout, src_mesh) for layout, whole in zip(layouts, wholes, strict=True)],
         [target.placements() for target in targets],
         device_mesh=dst_mesh,
         max_bytes=max_bytes,
@@ -78,7 +78,7 @@ def test_ranks_that_differ_all_get_the_first_difference(ends: Ends, which: str) 
 def lists_meshes_in_another_order(rank: int, world: int) -> list[str]:
     first, second, to = (mesh_of_ranks((2,), ranks) for ranks in ((0, 1), (1, 2), (2, 3)))
     whole = whole_of((6, 2), torch.float32)
-    sources = [placed_on(mesh, Layout(("S0",)), whole) for mesh in (first, second)]
+    sources = [placed(whole, Layout(("S0",)), mesh) for mesh in (first, second)]
     listed = sources[::-1] if rank % 2 else sources
     results = funcol.redistribute_many(listed, Layout(("S1",)).placements(), device_mesh=to)
     return [differences(result, Layout(("S1",)), to, whole) for result in results]

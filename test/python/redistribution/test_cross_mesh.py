@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from against_full_tensor import Ends, Item, cross_mesh_errors, differences, mesh_of_ranks, placed_on
+from against_full_tensor import Ends, Item, cross_mesh_errors, differences, mesh_of_ranks
 from plans import axis_cost, model
-from ranks import device_type, run_ranks
-from sharded import Layout, layouts, ordered, shard_of, whole_of
+from ranks import device_type, on_ranks, run_ranks
+from sharded import Layout, layouts, ordered, placed, shard_of, whole_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -111,8 +111,7 @@ def from_several_meshes(rank: int, world: int, async_op: bool) -> list[str]:
     ]
     whole = whole_of((6, 5), torch.float64)
     sources = [
-        placed_on(meshes[on], Layout(tuple(src.split())), whole, requires_grad=on == "2")
-        for on, src, _ in items
+        placed(whole, Layout(tuple(src.split())), meshes[on], requires_grad=on == "2") for on, src, _ in items
     ]
     targets = [Layout((dst,)) for *_, dst in items]
     results = funcol.redistribute_many(
@@ -136,7 +135,7 @@ def one_by_one(rank: int, world: int, ends: Ends, async_op: bool) -> list[str]:
     whole = whole_of((5, 8), torch.float32)
     wrong = []
     for src, dst in [("S0", "S1"), ("Psum", "S0"), ("R", "R"), ("S1", "Pmax")]:
-        source = placed_on(src_mesh, Layout((src,)), whole)
+        source = placed(whole, Layout((src,)), src_mesh)
         target = Layout((dst,))
         result = funcol.redistribute(source, dst_mesh, target.placements(), async_op=async_op)
         wrong.append(differences(result, target, dst_mesh, whole))
@@ -154,7 +153,7 @@ def to_an_order(rank: int, world: int) -> str:
     whole = whole_of((7, 4), torch.float32)
     target = ordered("S0 S0", (0, (1, 0)))
     result = funcol.redistribute(
-        placed_on(src_mesh, Layout(("S1",)), whole), dst_mesh, target.placements(), shard_order=[(0, (1, 0))]
+        placed(whole, Layout(("S1",)), src_mesh), dst_mesh, target.placements(), shard_order=[(0, (1, 0))]
     )
     return differences(result, target, dst_mesh, whole)
 
@@ -169,7 +168,7 @@ def by_a_model(rank: int, world: int) -> list[str]:
     models: list[Any] = [StepCounts(), (model(a=axis_cost(2)), model(a=axis_cost(2), b=axis_cost(2)))]
     results = [
         funcol.redistribute_many(
-            [placed_on(src_mesh, Layout(("Psum",)), whole)],
+            [placed(whole, Layout(("Psum",)), src_mesh)],
             target.placements(),
             device_mesh=dst_mesh,
             cost_model=cost_model,
@@ -183,10 +182,11 @@ def test_a_cost_model_is_for_both_meshes_or_one_for_each() -> None:
     assert run_ranks(by_a_model, 4) == [["", ""]] * 4
 
 
-def stays_pending(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_result_may_be_pending_and_the_source_written_to(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     whole = whole_of((512, 64), torch.float32)
-    source = placed_on(src_mesh, Layout(("S0",)), whole)
+    source = placed(whole, Layout(("S0",)), src_mesh)
     result = funcol.redistribute(source, dst_mesh, [Shard(1)], async_op=True)
     if rank < 2:
         source._local_tensor.zero_()  # it was packed already
@@ -196,16 +196,12 @@ def stays_pending(rank: int, world: int) -> None:
         assert torch.equal(result.to_local() + 0, shard_of(whole, Layout(("S1",)), (2,), at))
 
 
-def test_a_result_may_be_pending_and_the_source_written_to() -> None:
-    run_ranks(stays_pending, 4)
-
-
 def without_the_others(rank: int, world: int) -> str:
     src_mesh, dst_mesh = IN_PAIRS.meshes()
     if rank == 3:
         return ""  # has no part in it, and does not call
     whole = whole_of((6, 6), torch.float32)
-    source = placed_on(src_mesh, Layout(("S0",)), whole)
+    source = placed(whole, Layout(("S0",)), src_mesh)
     result = funcol.redistribute(source, dst_mesh, [Shard(1)])
     return differences(result, Layout(("S1",)), dst_mesh, whole)
 
@@ -214,19 +210,17 @@ def test_ranks_of_neither_mesh_need_not_call() -> None:
     assert run_ranks(without_the_others, 4) == [""] * 4
 
 
-def calls_outside(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_rank_of_neither_mesh_gets_an_empty_tensor(rank: int, world: int) -> None:
     src_mesh, dst_mesh = IN_PAIRS.meshes()
-    result = funcol.redistribute(placed_on(src_mesh, Layout(("S0",)), torch.ones(4)), dst_mesh, [Shard(0)])
+    result = funcol.redistribute(placed(torch.ones(4), Layout(("S0",)), src_mesh), dst_mesh, [Shard(0)])
     assert result.device_mesh == dst_mesh
     if rank == 3:
         assert result._local_tensor.shape == (0,)
 
 
-def test_a_rank_of_neither_mesh_gets_an_empty_tensor() -> None:
-    run_ranks(calls_outside, 4)
-
-
-def reduces_a_norm(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_partial_with_rules_of_its_own_is_reduced_before(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     local = torch.full((3,), 3.0 + rank) if rank < 2 else torch.empty(0)
     source = DTensor.from_local(
@@ -237,13 +231,10 @@ def reduces_a_norm(rank: int, world: int) -> None:
         assert result.to_local().tolist() == [5.0] * 3
 
 
-def test_a_partial_with_rules_of_its_own_is_reduced_before() -> None:
-    run_ranks(reduces_a_norm, 4)
-
-
-def dtype_that_is_sent(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_the_dtypes_that_are_sent_are_the_callers(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
-    source = placed_on(src_mesh, Layout(("S0", "S1")), whole_of((8, 4), torch.float32), requires_grad=True)
+    source = placed(whole_of((8, 4), torch.float32), Layout(("S0", "S1")), src_mesh, requires_grad=True)
     result = funcol.redistribute(
         source, dst_mesh, [Shard(1)], forward_dtype=torch.bfloat16, backward_dtype=torch.float64
     )
@@ -254,18 +245,14 @@ def dtype_that_is_sent(rank: int, world: int) -> None:
     assert source.grad.to_local().tolist() == torch.ones(4, 2).tolist()
 
 
-def test_the_dtypes_that_are_sent_are_the_callers() -> None:
-    run_ranks(dtype_that_is_sent, 4)
-
-
 def gradients(rank: int, world: int, ends: Ends, src: str, dst: str) -> None:
     src_mesh, dst_mesh = ends.meshes()
     whole = whole_of((4, 6), torch.float64)
     weight = torch.arange(24.0, dtype=torch.float64).view(4, 6)
-    source = placed_on(src_mesh, Layout(tuple(src.split())), whole, requires_grad=True)
+    source = placed(whole, Layout(tuple(src.split())), src_mesh, requires_grad=True)
     target = Layout(tuple(dst.split()))
     result = funcol.redistribute(source, dst_mesh, target.placements())
-    on_target = placed_on(dst_mesh, target, weight)
+    on_target = placed(weight, target, dst_mesh)
     [gradient] = torch.autograd.grad(result, source, on_target, create_graph=True)
     assert gradient.device_mesh == src_mesh
     at = src_mesh.get_coordinate()
@@ -293,9 +280,10 @@ def test_gradients_come_back(ends: Ends, src: str, dst: str) -> None:
     run_ranks(gradients, 6 if ends is TURNED else 4, ends, src, dst)
 
 
-def gradients_of_gradients(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_gradients_have_gradients(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
-    source = placed_on(src_mesh, Layout(("S0", "R")), whole_of((4, 2), torch.float64), requires_grad=True)
+    source = placed(whole_of((4, 2), torch.float64), Layout(("S0", "R")), src_mesh, requires_grad=True)
     [moved] = funcol.redistribute_many([source], [Shard(1)], device_mesh=dst_mesh)
     squares = (moved * moved).to_local().sum()
     [first] = torch.autograd.grad(squares, source, create_graph=True)
@@ -303,26 +291,20 @@ def gradients_of_gradients(rank: int, world: int) -> None:
     assert torch.equal(second.to_local(), torch.full((2, 2), 2.0, dtype=torch.float64))
 
 
-def test_gradients_have_gradients() -> None:
-    run_ranks(gradients_of_gradients, 4)
-
-
-def asks_for_a_gradient_that_cannot_come(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_gradient_that_cannot_come_back_is_an_error_when_it_is_asked_for(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
-    source = placed_on(src_mesh, Layout(("S0",)), torch.ones(4), requires_grad=True)
+    source = placed(torch.ones(4), Layout(("S0",)), src_mesh, requires_grad=True)
     result = funcol.redistribute(source, dst_mesh, [Shard(0)])
     if rank >= 2:
         with pytest.raises(ValueError, match=r"ranks \[0, 1\] of the first mesh are not in the second"):
             result.to_local().sum().backward()
 
 
-def test_a_gradient_that_cannot_come_back_is_an_error_when_it_is_asked_for() -> None:
-    run_ranks(asks_for_a_gradient_that_cannot_come, 4)
-
-
-def refusals(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_all_ranks_refuse_before_anything_is_sent(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
-    source = placed_on(src_mesh, Layout(("S0",)), torch.ones(4, 2))
+    source = placed(torch.ones(4, 2), Layout(("S0",)), src_mesh)
     with pytest.raises(ValueError, match="does not have"):
         funcol.redistribute(source, dst_mesh, [Shard(2)])
     with pytest.raises(ValueError, match="2 placements"):
@@ -338,22 +320,16 @@ def refusals(rank: int, world: int) -> None:
     assert differences(result, Layout(("S1",)), dst_mesh, torch.ones(4, 2)) == ""
 
 
-def test_all_ranks_refuse_before_anything_is_sent() -> None:
-    run_ranks(refusals, 4)
-
-
-def other_devices(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_meshes_of_different_devices_are_refused(rank: int, world: int) -> None:
     src_mesh = mesh_of_ranks((2,), (0, 1))
     dst_mesh = DeviceMesh("meta", [0, 1], _init_backend=False, _rank=rank)
     with pytest.raises(ValueError, match="Both meshes have to be of one kind of device"):
-        funcol.redistribute(placed_on(src_mesh, Layout(("S0",)), torch.ones(4)), dst_mesh, [Shard(0)])
+        funcol.redistribute(placed(torch.ones(4), Layout(("S0",)), src_mesh), dst_mesh, [Shard(0)])
 
 
-def test_meshes_of_different_devices_are_refused() -> None:
-    run_ranks(other_devices, 2)
-
-
-def local_of_another_shape(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_local_tensor_of_another_shape_is_refused(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
     spec = Layout(("S0", "R")).spec(src_mesh, torch.ones(4, 2))
     source = DTensor(torch.ones(3, 2), spec, requires_grad=False)  # type: ignore[call-arg]
@@ -361,17 +337,10 @@ def local_of_another_shape(rank: int, world: int) -> None:
         funcol.redistribute(source, dst_mesh, [Shard(0)])
 
 
-def test_a_local_tensor_of_another_shape_is_refused() -> None:
-    run_ranks(local_of_another_shape, 4)
-
-
-def makes_partial_values(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_the_target_may_be_partial(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
-    source = placed_on(src_mesh, Layout(("S0",)), whole_of((4, 2), torch.float32))
+    source = placed(whole_of((4, 2), torch.float32), Layout(("S0",)), src_mesh)
     result = funcol.redistribute(source, dst_mesh, [Partial("sum")])
     assert differences(result, Layout(("Psum",)), dst_mesh, whole_of((4, 2), torch.float32)) == ""
     assert device_type() == result.device.type
-
-
-def test_the_target_may_be_partial() -> None:
-    run_ranks(makes_partial_values, 4)

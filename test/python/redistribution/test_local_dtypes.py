@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import Layout, layouts, local_of, mesh_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
@@ -22,7 +22,13 @@ WAYS: dict[str, Callable[[DTensor], Tensor]] = {
 }
 
 
-def keeps_the_dtype(rank: int, world: int, name: str, src: Layout, requires_grad: bool) -> None:
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("src", layouts("R", "S0", "S1", "Psum"), ids=str)
+@pytest.mark.parametrize("name", WAYS)
+@on_ranks(2)
+def test_a_moved_tensor_keeps_the_dtype_of_the_local_tensor(
+    rank: int, world: int, name: str, src: Layout, requires_grad: bool
+) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((5, 4), torch.float64) / 3
     local = local_of(whole, src, mesh.shape, (rank,))
@@ -37,15 +43,8 @@ def keeps_the_dtype(rank: int, world: int, name: str, src: Layout, requires_grad
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("src", layouts("R", "S0", "S1", "Psum"), ids=str)
-@pytest.mark.parametrize("name", WAYS)
-def test_a_moved_tensor_keeps_the_dtype_of_the_local_tensor(
-    name: str, src: Layout, requires_grad: bool
-) -> None:
-    run_ranks(keeps_the_dtype, 2, name, src, requires_grad)
-
-
-def casts_if_asked(rank: int, world: int, requires_grad: bool) -> None:
+@on_ranks(2)
+def test_a_forward_dtype_casts(rank: int, world: int, requires_grad: bool) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((5, 4), torch.float64) / 3
     src = Layout(("S0",))
@@ -55,8 +54,3 @@ def casts_if_asked(rank: int, world: int, requires_grad: bool) -> None:
     result = redistribute(dtensor, placements=[Replicate()], forward_dtype=torch.float32)
     assert result.dtype == result.to_local().dtype == torch.float32
     torch.testing.assert_close(result.to_local().detach(), whole.float(), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_forward_dtype_casts(requires_grad: bool) -> None:
-    run_ranks(casts_if_asked, 2, requires_grad)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from against_full_tensor import placed_on
-from ranks import device_type, run_ranks
-from sharded import Layout, equals_whole, layouts, mesh_of, ordered, whole_of
+from ranks import device_type, on_ranks, run_ranks
+from sharded import Layout, equals_whole, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -77,7 +76,7 @@ def goes_and_comes(
     mesh = mesh_of(mesh_shape)
     pairs = [(shape, src) for shape in SHAPES for src in chosen]
     wholes = [whole_of(shape, torch.float64) for shape, _ in pairs]
-    tensors = [placed_on(mesh, src, whole) for whole, (_, src) in zip(wholes, pairs, strict=True)]
+    tensors = [placed(whole, src, mesh) for whole, (_, src) in zip(wholes, pairs, strict=True)]
     owners = [index % world for index in range(len(tensors))]
     owned = redistribute_many(tensors, [Owned(owner) for owner in owners], async_op=async_op)
     for one, whole, owner in zip(owned, wholes, owners, strict=True):
@@ -93,7 +92,7 @@ def goes_and_comes(
         async_op=async_op,
     )
     for index, result in zip(kept, results, strict=True):
-        expected = placed_on(mesh, pairs[index][1], wholes[index] + 1)
+        expected = placed(wholes[index] + 1, pairs[index][1], mesh)
         assert result.placements == expected.placements
         assert result.shape == expected.shape
         assert torch.equal(result.to_local(), expected.to_local()), pairs[index]
@@ -116,7 +115,8 @@ def count(call: Callable[[], object]) -> list[str]:
     return [event.name for event in profile.events() if event.name.startswith("c10d::")]
 
 
-def shares_a_collective(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_each_way_is_one_collective(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     tensors = [distribute_tensor(torch.ones(index + 1, 3), mesh, [Shard(0)]) for index in range(50)]
     owners = [Owned(owner) for owner in assign_owners([tensor.shape for tensor in tensors], world)]
@@ -128,15 +128,12 @@ def shares_a_collective(rank: int, world: int) -> None:
     assert "alltoall" in back[0]
 
 
-def test_each_way_is_one_collective() -> None:
-    run_ranks(shares_a_collective, 2)
-
-
-def goes_point_to_point(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_mesh_without_a_group_of_all_ranks_has_owners_too(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     ranks = mesh.mesh.flatten().tolist()
     whole = whole_of((5, 6), torch.float32)
-    tensors = [placed_on(mesh, layout, whole) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
+    tensors = [placed(whole, layout, mesh) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
     owned = redistribute_many(tensors, [Owned(index) for index in range(4)])
     for index, one in enumerate(owned):
         assert one.whole is None if ranks[index] != rank else torch.equal(one.whole, whole)  # type: ignore[arg-type]
@@ -146,45 +143,9 @@ def goes_point_to_point(rank: int, world: int) -> None:
         assert torch.equal(result.to_local(), tensor.to_local())
 
 
-def test_a_mesh_without_a_group_of_all_ranks_has_owners_too() -> None:
-    run_ranks(goes_point_to_point, 4)
-
-
-def refuses(rank: int, world: int) -> None:
-    mesh = mesh_of((world,))
-    rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
-    with pytest.raises(ValueError, match=r"Owned\(2\) is no rank of the mesh, which has 2"):
-        redistribute_many([rows], Owned(2))
-    with pytest.raises(TypeError, match=r"target 1 is .* others are Owned"):
-        redistribute_many([rows, rows], [Owned(0), [Replicate()]])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="1 owners for 2 tensors"):
-        redistribute_many([rows, rows], [Owned(0)])
-    (owned,) = redistribute_many([rows], Owned(0))
-    with pytest.raises(TypeError, match="tensor 1 is a DTensor, expected an OwnedTensor"):
-        redistribute_many([owned, rows], [Shard(0)])
-    if rank == 0:
-        with pytest.raises(
-            NotImplementedError, match="the whole of tensor 0 requires a gradient, which other"
-        ):
-            redistribute_many([owned.with_whole(torch.ones(4, 4, requires_grad=True))], [Shard(0)])
-    with pytest.raises(NotImplementedError, match=r"and not to P\(sum\)"):
-        redistribute_many([owned], [funcol_partial()])
-    if rank == 0:
-        with pytest.raises(ValueError, match="tensor 0 is owned here by rank 0 of the mesh, but is None"):
-            redistribute_many([owned.with_whole(None)], [Shard(0)])
-        with pytest.raises(ValueError, match=r"tensor 0 is Float \[3\], expected Float \[4, 4\]"):
-            redistribute_many([owned.with_whole(torch.ones(3))], [Shard(0)])
-
-
 def full_tensor(tensor: DTensor) -> Tensor:
     """Returns the full tensor by funcol: PyTorch 2.11 has no plan for strided shards."""
     return redistribute_many([tensor], [Replicate()])[0].to_local()
-
-
-def gradients_under_install(rank: int, world: int, async_op: bool) -> None:
-    """Checks gradients with funcol's to_local: that of PyTorch 2.11 has no second gradient."""
-    with funcol.installed():
-        gradients(rank, world, async_op)
 
 
 def gradients(rank: int, world: int, async_op: bool) -> None:
@@ -192,7 +153,7 @@ def gradients(rank: int, world: int, async_op: bool) -> None:
     mesh = mesh_of((world,))
     chosen = layouts("S0", "R", "Psum", "S1", "_S0/2")
     wholes = [whole_of((5, 4), torch.float64) / 10 + index for index in range(len(chosen))]
-    tensors = [placed_on(mesh, src, whole) for whole, src in zip(wholes, chosen, strict=True)]
+    tensors = [placed(whole, src, mesh) for whole, src in zip(wholes, chosen, strict=True)]
     needed = [index != 1 for index in range(len(chosen))]
     for tensor, whole, is_needed in zip(tensors, wholes, needed, strict=True):
         tensor.requires_grad_(is_needed)
@@ -223,19 +184,46 @@ def gradients(rank: int, world: int, async_op: bool) -> None:
 
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_gradients_flow_through_owners(world: int, async_op: bool) -> None:
-    run_ranks(gradients_under_install, world, async_op)
+@on_ranks()
+def test_gradients_flow_through_owners(rank: int, world: int, async_op: bool) -> None:
+    """Checks gradients with funcol's to_local: that of PyTorch 2.11 has no second gradient."""
+    with funcol.installed():
+        gradients(rank, world, async_op)
 
 
 def funcol_partial() -> torch.distributed.tensor.Placement:
     return torch.distributed.tensor.Partial()
 
 
-def test_wrong_owners_are_refused() -> None:
-    run_ranks(refuses, 2)
+@on_ranks(2)
+def test_wrong_owners_are_refused(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match=r"Owned\(2\) is no rank of the mesh, which has 2"):
+        redistribute_many([rows], Owned(2))
+    with pytest.raises(TypeError, match=r"target 1 is .* others are Owned"):
+        redistribute_many([rows, rows], [Owned(0), [Replicate()]])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="1 owners for 2 tensors"):
+        redistribute_many([rows, rows], [Owned(0)])
+    (owned,) = redistribute_many([rows], Owned(0))
+    with pytest.raises(TypeError, match="tensor 1 is a DTensor, expected an OwnedTensor"):
+        redistribute_many([owned, rows], [Shard(0)])
+    if rank == 0:
+        with pytest.raises(
+            NotImplementedError, match="the whole of tensor 0 requires a gradient, which other"
+        ):
+            redistribute_many([owned.with_whole(torch.ones(4, 4, requires_grad=True))], [Shard(0)])
+    with pytest.raises(NotImplementedError, match=r"and not to P\(sum\)"):
+        redistribute_many([owned], [funcol_partial()])
+    if rank == 0:
+        with pytest.raises(ValueError, match="tensor 0 is owned here by rank 0 of the mesh, but is None"):
+            redistribute_many([owned.with_whole(None)], [Shard(0)])
+        with pytest.raises(ValueError, match=r"tensor 0 is Float \[3\], expected Float \[4, 4\]"):
+            redistribute_many([owned.with_whole(torch.ones(3))], [Shard(0)])
 
 
-def survives_forgetting(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_steps_are_made_again_when_they_were_forgotten(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     rows = distribute_tensor(whole_of((5, 4), torch.float32), mesh, [Shard(0)])
     for _ in range(2):
@@ -244,7 +232,3 @@ def survives_forgetting(rank: int, world: int) -> None:
         assert isinstance(back, DTensor)
         assert torch.equal(back.to_local(), rows.to_local())
         funcol._C.clear_tables()
-
-
-def test_steps_are_made_again_when_they_were_forgotten() -> None:
-    run_ranks(survives_forgetting, 2)

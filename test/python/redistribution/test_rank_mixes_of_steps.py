@@ -9,11 +9,10 @@ import pytest
 import torch
 from against_full_tensor import Item, local_differences, redistribution_errors
 from rank_mixes import mixed, under_a_mode
-from ranks import run_ranks
-from sharded import Layout, layouts, local_of, mesh_of, shard_of, whole_of
+from ranks import on_ranks, run_ranks
+from sharded import Layout, layouts, local_of, mesh_of, placed, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from twins import placed
 
 from funcol import redistribute, redistribute_many
 
@@ -100,7 +99,8 @@ def test_compiled_ranks_agree_with_eager_ones(world: int, is_many: bool) -> None
     run_ranks(compiled_agrees, world, pairs, is_many)
 
 
-def many_gradients(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_gradients_of_many_tensors_agree_in_any_mix(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     wholes = [whole_of(shape, torch.float64) for shape in SHAPES[:2]]
 
@@ -119,7 +119,3 @@ def many_gradients(rank: int, world: int) -> None:
     expected = gradients()
     actual = under_a_mode(gradients)() if rank == 0 else gradients()
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
-
-
-def test_gradients_of_many_tensors_agree_in_any_mix() -> None:
-    run_ranks(many_gradients, 2)

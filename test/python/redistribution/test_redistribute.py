@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from against_full_tensor import local_differences
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -121,15 +121,12 @@ def test_axes_of_one_rank_change_nothing(mesh_shape: tuple[int, ...]) -> None:
     is_right(mesh_shape, pairs_of([*chosen, ordered("S0 S0", (0, (1, 0)))]), [(5, 3)], torch.float64)
 
 
-def uses_submesh(rank: int, world: int, axis: str) -> None:
+@pytest.mark.parametrize("axis", ["a", "b"])
+@on_ranks(4)
+def test_a_slice_of_a_mesh_is_a_mesh(rank: int, world: int, axis: str) -> None:
     mesh = mesh_of((2, 2))[axis]
     for src, dst in itertools.product(layouts("R", "S0", "S1", "Psum"), repeat=2):
         assert local_differences(mesh, src, dst, whole_of((5, 3), torch.float64)) == "", (src, dst)
-
-
-@pytest.mark.parametrize("axis", ["a", "b"])
-def test_a_slice_of_a_mesh_is_a_mesh(axis: str) -> None:
-    run_ranks(uses_submesh, 4, axis)
 
 
 def redistributes_by_counts(rank: int, world: int, pairs: list[tuple[Layout, Layout]]) -> list[str]:
@@ -156,18 +153,19 @@ def redistributed(
     )
 
 
-def loses_no_rows(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_uneven_nested_shards_lose_no_rows_in_a_gather_over_merged_axes(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2), ("a", "b"))
     whole = whole_of((5, 3), torch.float32)
     local = local_of(whole, Layout(("S0", "S0")), mesh.shape, mesh.get_coordinate() or ())
     assert torch.equal(redistributed(mesh, local, "S0 S0", "R R", whole), whole)
 
 
-def test_uneven_nested_shards_lose_no_rows_in_a_gather_over_merged_axes() -> None:
-    run_ranks(loses_no_rows, 4)
-
-
-def has_equal_bits(rank: int, world: int, flattened: tuple[tuple[str, ...], ...]) -> None:
+@pytest.mark.parametrize("flattened", [(), (("a", "b"),)], ids=["separate", "flattened"])
+@on_ranks(4)
+def test_replicated_results_have_the_same_bits_on_all_ranks(
+    rank: int, world: int, flattened: tuple[tuple[str, ...], ...]
+) -> None:
     mesh = mesh_of((2, 2), *flattened)
     # Sums of these depend on their order.
     local = torch.randn(301, generator=torch.Generator(device_type()).manual_seed(rank)) * 10.0 ** (3 * rank)
@@ -175,11 +173,6 @@ def has_equal_bits(rank: int, world: int, flattened: tuple[tuple[str, ...], ...]
     everywhere = [torch.empty_like(result) for _ in range(world)]
     dist.all_gather(everywhere, result)
     assert all(torch.equal(other, result) for other in everywhere)
-
-
-@pytest.mark.parametrize("flattened", [(), (("a", "b"),)], ids=["separate", "flattened"])
-def test_replicated_results_have_the_same_bits_on_all_ranks(flattened: tuple[tuple[str, ...], ...]) -> None:
-    run_ranks(has_equal_bits, 4, flattened)
 
 
 def agrees_with_stock(rank: int, world: int, pairs: list[tuple[Layout, Layout]]) -> list[str]:
@@ -221,7 +214,11 @@ def test_every_dtype_is_redistributed(dtype: torch.dtype) -> None:
     assert [*itertools.chain(*run_ranks(moves_dtype, 2, dtype))] == []
 
 
-def moves_bits(rank: int, world: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16]
+)
+@on_ranks(2)
+def test_small_dtypes_are_moved(rank: int, world: int, dtype: torch.dtype) -> None:
     if device_type() == "cuda" and dtype == torch.int16:
         return  # NCCL has no such numbers
     mesh = mesh_of((world,))
@@ -232,14 +229,9 @@ def moves_bits(rank: int, world: int, dtype: torch.dtype) -> None:
         assert torch.equal(result, shard_of(whole, dst, mesh.shape, at)), (src, dst)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16]
-)
-def test_small_dtypes_are_moved(dtype: torch.dtype) -> None:
-    run_ranks(moves_bits, 2, dtype)
-
-
-def reads_strides(rank: int, world: int, dst: str) -> None:
+@pytest.mark.parametrize("dst", ["R", "S1", "_S0/3"])
+@on_ranks(2)
+def test_strides_of_the_input_do_not_matter(rank: int, world: int, dst: str) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((6, 4), torch.float32)
     at = mesh.get_coordinate() or ()
@@ -249,12 +241,9 @@ def reads_strides(rank: int, world: int, dst: str) -> None:
     assert result.is_contiguous()
 
 
-@pytest.mark.parametrize("dst", ["R", "S1", "_S0/3"])
-def test_strides_of_the_input_do_not_matter(dst: str) -> None:
-    run_ranks(reads_strides, 2, dst)
-
-
-def counts_ranks_along_the_mesh(rank: int, world: int, dst: str) -> None:
+@pytest.mark.parametrize("dst", ["R", "S1"])
+@on_ranks(3)
+def test_ranks_of_a_mesh_may_stand_in_any_order(rank: int, world: int, dst: str) -> None:
     mesh = DeviceMesh(device_type(), [2, 0, 1])
     whole = whole_of((7, 5), torch.float32)
     at = mesh.get_coordinate() or ()
@@ -264,12 +253,8 @@ def counts_ranks_along_the_mesh(rank: int, world: int, dst: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dst", ["R", "S1"])
-def test_ranks_of_a_mesh_may_stand_in_any_order(dst: str) -> None:
-    run_ranks(counts_ranks_along_the_mesh, 3, dst)
-
-
-def leaves_outsiders_alone(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_rank_outside_of_the_mesh_keeps_its_tensor(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [0, 1])
     whole = whole_of((4, 2), torch.float32)
     local = whole[2 * rank : 2 * rank + 2].clone() if rank < 2 else torch.empty(0)
@@ -280,11 +265,14 @@ def leaves_outsiders_alone(rank: int, world: int) -> None:
         assert torch.equal(result, whole)
 
 
-def test_a_rank_outside_of_the_mesh_keeps_its_tensor() -> None:
-    run_ranks(leaves_outsiders_alone, 3)
-
-
-def stays_pending(rank: int, world: int, src: str, dst: str, async_op: bool) -> None:
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize(
+    ("src", "dst"), [("S0", "R"), ("S1", "R"), ("Psum", "R"), ("Psum", "S1"), ("S0", "S1"), ("S1", "S0")]
+)
+@on_ranks(2)
+def test_the_result_is_pending_if_and_only_if_the_call_is_asynchronous(
+    rank: int, world: int, src: str, dst: str, async_op: bool
+) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((4, 6), torch.float32)
     at = mesh.get_coordinate() or ()
@@ -294,17 +282,8 @@ def stays_pending(rank: int, world: int, src: str, dst: str, async_op: bool) -> 
     assert torch.equal(result, shard_of(whole, Layout((dst,)), mesh.shape, at))
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize(
-    ("src", "dst"), [("S0", "R"), ("S1", "R"), ("Psum", "R"), ("Psum", "S1"), ("S0", "S1"), ("S1", "S0")]
-)
-def test_the_result_is_pending_if_and_only_if_the_call_is_asynchronous(
-    src: str, dst: str, async_op: bool
-) -> None:
-    run_ranks(stays_pending, 2, src, dst, async_op)
-
-
-def takes_pending_input(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_pending_tensor_is_redistributed_like_any_other(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((4, 6), torch.float32)
     shard = whole[2 * rank : 2 * rank + 2].clone()
@@ -312,21 +291,29 @@ def takes_pending_input(rank: int, world: int) -> None:
     assert torch.equal(redistributed(mesh, pending, "R", "S1", whole), whole.chunk(2, 1)[rank])
 
 
-def test_a_pending_tensor_is_redistributed_like_any_other() -> None:
-    run_ranks(takes_pending_input, 2)
-
-
-def does_nothing(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_same_layout_gives_the_tensor_itself(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     local = torch.ones(2, 2)
     assert redistributed(mesh, local, "S0", "S0", torch.ones(4, 2)) is local
 
 
-def test_the_same_layout_gives_the_tensor_itself() -> None:
-    run_ranks(does_nothing, 2)
-
-
-def refuses(rank: int, world: int, case: str, error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "error", "words"),
+    [
+        ("shape", ValueError, r"shape \[3, 6\].* holds \[2, 6\]"),
+        ("dims", ValueError, r"shape \[12\].* holds \[2, 6\]"),
+        ("mesh", NotImplementedError, "one DeviceMesh"),
+        ("meta", ValueError, "tensor_meta"),
+        ("tensor", TypeError, "list where a tensor"),
+        ("bytes", ValueError, "max_bytes"),
+        ("dim", ValueError, "dim"),
+    ],
+)
+@on_ranks(2)
+def test_what_cannot_be_redistributed_is_refused_before_anything_is_sent(
+    rank: int, world: int, case: str, error: type[Exception], words: str
+) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((4, 6), torch.float32)
     replicate, shard = Layout(("R",)).spec(mesh, whole), Layout(("S0",)).spec(mesh, whole)
@@ -344,21 +331,3 @@ def refuses(rank: int, world: int, case: str, error: type[Exception], words: str
     }
     with pytest.raises(error, match=words):
         calls[case]()
-
-
-@pytest.mark.parametrize(
-    ("case", "error", "words"),
-    [
-        ("shape", ValueError, r"shape \[3, 6\].* holds \[2, 6\]"),
-        ("dims", ValueError, r"shape \[12\].* holds \[2, 6\]"),
-        ("mesh", NotImplementedError, "one DeviceMesh"),
-        ("meta", ValueError, "tensor_meta"),
-        ("tensor", TypeError, "list where a tensor"),
-        ("bytes", ValueError, "max_bytes"),
-        ("dim", ValueError, "dim"),
-    ],
-)
-def test_what_cannot_be_redistributed_is_refused_before_anything_is_sent(
-    case: str, error: type[Exception], words: str
-) -> None:
-    run_ranks(refuses, 2, case, error, words)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import Layout, local_of, mesh_of, whole_of
 from torch.distributed.tensor import DTensor
 from torch.utils._debug_mode import DebugMode
@@ -66,7 +66,8 @@ def test_values_are_noted_as_in_stock(shape: tuple[int, ...], src: str, dst: str
     run_ranks(is_noted_as_in_stock, 2 if shape == (2,) else 4, shape, src, dst)
 
 
-def notes_gradients(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_gradients_are_noted_as_in_stock(rank: int, world: int) -> None:
     target = Layout(("R",)).placements()
 
     def notes_of(call: Callable[[DTensor], DTensor]) -> list[str]:
@@ -81,11 +82,10 @@ def notes_gradients(rank: int, world: int) -> None:
     assert ours == notes_of(lambda leaf: redistribute_many([leaf], target)[0])
 
 
-def test_gradients_are_noted_as_in_stock() -> None:
-    run_ranks(notes_gradients, 2)
-
-
-def notes_others(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_many_tensors_and_local_ones_are_noted_and_nothing_is_where_nothing_is_done(
+    rank: int, world: int
+) -> None:
     tensor, target = source("S0", (world,)), Layout(("R",)).placements()
     spec = Layout(("R",)).spec(tensor.device_mesh, whole_of((4, 8), torch.float32))
     alone = notes(lines_of(lambda: redistribute(tensor, placements=target)))
@@ -94,7 +94,3 @@ def notes_others(rank: int, world: int) -> None:
     local = notes(lines_of(lambda: redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec)))
     assert local == [line.replace(" [explicit] ", "") for line in alone]
     assert notes(lines_of(lambda: redistribute(tensor, placements=tensor.placements))) == []
-
-
-def test_many_tensors_and_local_ones_are_noted_and_nothing_is_where_nothing_is_done() -> None:
-    run_ranks(notes_others, 2)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from against_full_tensor import own_shard, placed_on
-from ranks import run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, reduced, whole_of
+from against_full_tensor import own_shard
+from ranks import on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, ordered, placed, reduced, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -46,11 +46,11 @@ def sends_the_gradient_back(
     rank: int, world: int, mesh_shape: tuple[int, ...], src: Layout, dst: Layout
 ) -> None:
     mesh = mesh_of(mesh_shape)
-    leaf = placed_on(mesh, src, whole_of(SHAPE, torch.float64)).requires_grad_()
+    leaf = placed(whole_of(SHAPE, torch.float64), src, mesh).requires_grad_()
     weights = whole_of(SHAPE, torch.float64).flip(0)
     result = redistribute(leaf, placements=dst.placements(), shard_order=dst.order)
     # Handed in as a DTensor: to_local() of stock forgets the shard order of the gradient.
-    (grad,) = torch.autograd.grad(result, leaf, placed_on(mesh, gradient_layout(dst), weights))
+    (grad,) = torch.autograd.grad(result, leaf, placed(weights, gradient_layout(dst), mesh))
     assert isinstance(grad, DTensor)
     expected = gradient_layout(src)
     assert grad.placements == expected.placements()
@@ -71,30 +71,28 @@ def test_the_gradient_has_the_layout_of_the_input_on_two_axes(
     run_ranks(sends_the_gradient_back, 4, mesh_shape, src, dst)
 
 
-def differentiates_twice(rank: int, world: int, src: Layout, dst: Layout) -> None:
+@pytest.mark.parametrize("dst", layouts("R", "S0", "S1"), ids=str)
+@pytest.mark.parametrize("src", layouts("R", "S0", "_S0/2"), ids=str)
+@on_ranks(2)
+def test_the_gradient_is_differentiable(rank: int, world: int, src: Layout, dst: Layout) -> None:
     mesh = mesh_of((world,))
     whole, weights = whole_of(SHAPE, torch.float64), whole_of(SHAPE, torch.float64).flip(0)
-    leaf = placed_on(mesh, src, whole).requires_grad_()
-    incoming = placed_on(mesh, dst, whole).requires_grad_()
+    leaf = placed(whole, src, mesh).requires_grad_()
+    incoming = placed(whole, dst, mesh).requires_grad_()
     result = redistribute(leaf, placements=dst.placements())
     # All in DTensors: to_local() of older minors is not differentiable twice.
     (grad,) = torch.autograd.grad(result, leaf, incoming, create_graph=True)
-    (second,) = torch.autograd.grad(grad, incoming, placed_on(mesh, src, weights))
+    (second,) = torch.autograd.grad(grad, incoming, placed(weights, src, mesh))
     assert isinstance(second, DTensor)
     assert second.placements == dst.placements()
     assert torch.equal(second.to_local(), own_shard(weights, dst, mesh))
 
 
-@pytest.mark.parametrize("dst", layouts("R", "S0", "S1"), ids=str)
-@pytest.mark.parametrize("src", layouts("R", "S0", "_S0/2"), ids=str)
-def test_the_gradient_is_differentiable(src: Layout, dst: Layout) -> None:
-    run_ranks(differentiates_twice, 2, src, dst)
-
-
-def sends_dtypes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_values_and_gradients_are_sent_in_the_dtypes_asked_for(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of(SHAPE, torch.float32) + 1 / 3
-    leaf = placed_on(mesh, Layout(("S0",)), whole).requires_grad_()
+    leaf = placed(whole, Layout(("S0",)), mesh).requires_grad_()
     result = redistribute(
         leaf, placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.float16
     )
@@ -109,38 +107,31 @@ def sends_dtypes(rank: int, world: int) -> None:
     )
 
 
-def test_values_and_gradients_are_sent_in_the_dtypes_asked_for() -> None:
-    run_ranks(sends_dtypes, 2)
-
-
-def keeps_order(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_shard_order_is_part_of_the_layout(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float32)
     reversed_order = ordered("S0 S0", (0, (1, 0)))
-    leaf = placed_on(mesh, reversed_order, whole)
+    leaf = placed(whole, reversed_order, mesh)
     same = redistribute(leaf, placements=reversed_order.placements(), shard_order=reversed_order.order)
     assert torch.equal(same.to_local(), leaf.to_local())
     other = redistribute(leaf, placements=reversed_order.placements(), forward_dtype=torch.float64)
     assert torch.equal(other.to_local(), own_shard(whole.double(), Layout(("S0", "S0")), mesh))
 
 
-def test_a_shard_order_is_part_of_the_layout() -> None:
-    run_ranks(keeps_order, 4)
-
-
-def counts_dims_from_the_end(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_dims_may_be_counted_from_the_end(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of(SHAPE, torch.float32)
-    result = redistribute(placed_on(mesh, Layout(("R",)), whole), placements=[Shard(-1)])
+    result = redistribute(placed(whole, Layout(("R",)), mesh), placements=[Shard(-1)])
     assert result.placements == (Shard(1),)
     assert torch.equal(result.to_local(), own_shard(whole, Layout(("S1",)), mesh))
 
 
-def test_dims_may_be_counted_from_the_end() -> None:
-    run_ranks(counts_dims_from_the_end, 2)
-
-
-def embeds(rank: int, world: int, dst: Layout) -> None:
+@pytest.mark.parametrize("dst", layouts("R", "S0", "S2"), ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3])
+@on_ranks()
+def test_rows_of_a_sharded_table_are_masked_and_summed(rank: int, world: int, dst: Layout) -> None:
     mesh = mesh_of((world,))
     table = whole_of((5, 3), torch.float32)
     indices = torch.tensor([[4, 0, 2], [1, 3, 3]])
@@ -160,18 +151,12 @@ def embeds(rank: int, world: int, dst: Layout) -> None:
     assert torch.equal(rows, kept)
 
 
-@pytest.mark.parametrize("dst", layouts("R", "S0", "S2"), ids=str)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_rows_of_a_sharded_table_are_masked_and_summed(world: int, dst: Layout) -> None:
-    run_ranks(embeds, world, dst)
-
-
 def reduces_norms(rank: int, world: int, mesh_shape: tuple[int, ...], src: Layout, dst: str) -> None:
     mesh = mesh_of(mesh_shape)
     whole = whole_of(SHAPE, torch.float64)
     layout = Layout(tuple(dst.split()))
     target = layout.placements()
-    norms = torch.linalg.vector_norm(placed_on(mesh, src, whole), dim=1)
+    norms = torch.linalg.vector_norm(placed(whole, src, mesh), dim=1)
     assert any(isinstance(placement, _NormPartial) for placement in norms.placements)
     expected = torch.linalg.vector_norm(whole, dim=1)
     result = redistribute(norms, placements=target)
@@ -197,24 +182,18 @@ def test_partial_norms_are_reduced_as_they_say(mesh_shape: tuple[int, ...], src:
     run_ranks(reduces_norms, 2 if mesh_shape == (2,) else 4, mesh_shape, src, dst)
 
 
-def mixes_norms(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_partial_norms_among_sums_are_refused(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     mixed = DTensor.from_local(torch.ones(3), mesh, [Partial(), _NormPartial(2)], run_check=False)
     with pytest.raises(ValueError, match="reduced first"):
         redistribute(mixed, placements=[Replicate(), Replicate()])
 
 
-def test_partial_norms_among_sums_are_refused() -> None:
-    run_ranks(mixes_norms, 4)
-
-
-def refuses(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_what_is_no_dtensor_or_has_no_target_is_refused(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     with pytest.raises(TypeError, match="expected a DTensor"):
         redistribute(torch.ones(2), placements=[Replicate()])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="placements"):
-        redistribute(placed_on(mesh, Layout(("R",)), torch.ones(2)))
-
-
-def test_what_is_no_dtensor_or_has_no_target_is_refused() -> None:
-    run_ranks(refuses, 1)
+        redistribute(placed(torch.ones(2), Layout(("R",)), mesh))

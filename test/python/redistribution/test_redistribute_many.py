@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from against_full_tensor import Item, dtensors_of, placed_on, redistribution_errors, targets_of
-from ranks import device_type, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, shard_of, whole_of
+from against_full_tensor import Item, dtensors_of, redistribution_errors, targets_of
+from ranks import device_type, on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, ordered, placed, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -62,7 +62,7 @@ def equals_single_calls(rank: int, world: int, chosen: list[Layout]) -> list[str
     mesh = mesh_of((2, 2))
     wrong = []
     pairs = list(itertools.product(chosen, chosen))
-    sources = [placed_on(mesh, src, whole_of((5, 6), torch.float32)) for src, _ in pairs]
+    sources = [placed(whole_of((5, 6), torch.float32), src, mesh) for src, _ in pairs]
     together = redistribute_many(sources, [dst.placements() for _, dst in pairs])
     for (src, dst), source, result in zip(pairs, sources, together, strict=True):
         alone = redistribute(source, placements=dst.placements())
@@ -128,7 +128,11 @@ def test_a_bound_on_memory_splits_collectives() -> None:
     run_ranks(counts, 2, items, 3, {"max_bytes": 2 * peak})
 
 
-def is_pending_if_asked(rank: int, world: int, async_op: bool) -> None:
+@pytest.mark.parametrize("async_op", [False, True])
+@on_ranks(2)
+def test_results_are_pending_if_and_only_if_the_call_is_asynchronous(
+    rank: int, world: int, async_op: bool
+) -> None:
     mesh = mesh_of((world,))
     items = alike("S0", "R") + alike("Psum", "S1")
     results = redistribute_many(dtensors_of(items, mesh), targets_of(items), async_op=async_op)
@@ -137,12 +141,8 @@ def is_pending_if_asked(rank: int, world: int, async_op: bool) -> None:
         assert torch.equal(result._local_tensor, shard_of(whole_of(shape, dtype), dst, mesh.shape, (rank,)))
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_results_are_pending_if_and_only_if_the_call_is_asynchronous(async_op: bool) -> None:
-    run_ranks(is_pending_if_asked, 2, async_op)
-
-
-def takes_one_target_for_all(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_placements_may_be_given_once_for_all_tensors(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     items = alike("S0", "R", count=3)
     for result, (shape, dtype, *_) in zip(
@@ -152,11 +152,8 @@ def takes_one_target_for_all(rank: int, world: int) -> None:
     assert redistribute_many(dtensors_of(items, mesh), [Shard(-1)])[0].placements == (Shard(1),)
 
 
-def test_placements_may_be_given_once_for_all_tensors() -> None:
-    run_ranks(takes_one_target_for_all, 2)
-
-
-def takes_views(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_strided_and_pending_tensors_are_redistributed_like_any_other(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of((6, 4), torch.float32)
     shard = shard_of(whole, Layout(("S0",)), mesh.shape, (rank,)).t().contiguous().t()
@@ -164,10 +161,6 @@ def takes_views(rank: int, world: int) -> None:
     pending = redistribute_many(sources, [Replicate()], async_op=True)
     for result in redistribute_many(pending, [Shard(1)]):
         assert torch.equal(result.to_local(), whole.chunk(world, 1)[rank])
-
-
-def test_strided_and_pending_tensors_are_redistributed_like_any_other() -> None:
-    run_ranks(takes_views, 2)
 
 
 def gradient_layout(layout: Layout) -> Layout:
@@ -181,7 +174,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     results = redistribute_many(leaves, targets_of(items))
     weights = [whole_of(shape, dtype).flip(0) for shape, dtype, *_ in items]
     given = [
-        placed_on(mesh, gradient_layout(dst), weight).requires_grad_()
+        placed(weight, gradient_layout(dst), mesh).requires_grad_()
         for weight, (*_, dst) in zip(weights, items, strict=True)
     ]
     grads = torch.autograd.grad(results, leaves, given, create_graph=True)
@@ -192,7 +185,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     seconds = torch.autograd.grad(
         grads,
         given,
-        [placed_on(mesh, gradient_layout(i[2]), w) for w, i in zip(weights, items, strict=True)],
+        [placed(w, gradient_layout(i[2]), mesh) for w, i in zip(weights, items, strict=True)],
     )
     for second, weight, (*_, dst) in zip(seconds, weights, items, strict=True):
         assert torch.equal(second.to_local(), shard_of(weight, gradient_layout(dst), mesh.shape, at))
@@ -210,7 +203,8 @@ def test_gradients_of_any_order_have_the_layouts_of_the_inputs(
     run_ranks(sends_gradients_back, math.prod(mesh_shape), mesh_shape, items)
 
 
-def mixes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_only_tensors_that_need_a_gradient_and_are_used_get_one(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     items = [*alike("S0", "R", count=3), *alike("S0", "R", torch.int64, count=1)]
     sources = dtensors_of(items, mesh)
@@ -225,11 +219,8 @@ def mixes(rank: int, world: int) -> None:
     assert torch.equal(sources[1].grad.to_local(), torch.ones_like(sources[1].to_local()))
 
 
-def test_only_tensors_that_need_a_gradient_and_are_used_get_one() -> None:
-    run_ranks(mixes, 2)
-
-
-def sends_gradients_together(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_gradients_share_collectives_too(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     leaves = [leaf.requires_grad_() for leaf in dtensors_of(alike("S0", "R"), mesh)]
     results = redistribute_many(leaves, [Replicate()])
@@ -239,11 +230,8 @@ def sends_gradients_together(rank: int, world: int) -> None:
     assert count_collectives(lambda: torch.autograd.grad(results, leaves, partial)) == 1
 
 
-def test_gradients_share_collectives_too() -> None:
-    run_ranks(sends_gradients_together, 2)
-
-
-def compiles(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_compiled_region_takes_it_in_one_graph(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     items = alike("S0", "R", count=2) + alike("Psum", "S1", count=2)
     sources, targets = dtensors_of(items, mesh), targets_of(items)
@@ -256,11 +244,8 @@ def compiles(rank: int, world: int) -> None:
         assert torch.equal(got, want)
 
 
-def test_a_compiled_region_takes_it_in_one_graph() -> None:
-    run_ranks(compiles, 2)
-
-
-def is_seen_by_modes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_modes_see_the_one_collective_of_all_tensors(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     items = alike("S0", "R", count=4)
     with CommDebugMode() as mode:
@@ -270,11 +255,8 @@ def is_seen_by_modes(rank: int, world: int) -> None:
         assert torch.equal(result.to_local(), whole_of(shape, dtype))
 
 
-def test_modes_see_the_one_collective_of_all_tensors() -> None:
-    run_ranks(is_seen_by_modes, 2)
-
-
-def applies_masks(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_masked_partials_may_be_among_the_tensors(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     table, indices = whole_of((5, 3), torch.float32), torch.tensor([[4, 0, 2], [1, 3, 3]])
     masked = _MaskPartial("sum", offset_shape=table.shape, offset_dim=0)
@@ -289,17 +271,14 @@ def applies_masks(rank: int, world: int) -> None:
     rows = torch.nn.functional.embedding(own, shard_of(table, Layout(("S0",)), mesh.shape, (rank,)))
     expected = torch.nn.functional.embedding(indices, table)
     masked_rows = DTensor(rows, spec(masked, expected), requires_grad=False)  # type: ignore[call-arg]
-    plain = placed_on(mesh, Layout(("S0",)), table)
+    plain = placed(table, Layout(("S0",)), mesh)
     first, second = redistribute_many([masked_rows, plain], [Replicate()])
     assert torch.equal(first.to_local(), expected)
     assert torch.equal(second.to_local(), table)
 
 
-def test_masked_partials_may_be_among_the_tensors() -> None:
-    run_ranks(applies_masks, 2)
-
-
-def leaves_outsiders_alone(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_rank_outside_of_the_mesh_keeps_its_tensors(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [0, 1])
     local = torch.full((2, 2), float(rank)) if rank < 2 else torch.empty(0)
     spec = Layout(("S0",)).spec(mesh, torch.empty(4, 2))
@@ -309,11 +288,24 @@ def leaves_outsiders_alone(rank: int, world: int) -> None:
     assert result._local_tensor is local if rank == 2 else result._local_tensor[:, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_a_rank_outside_of_the_mesh_keeps_its_tensors() -> None:
-    run_ranks(leaves_outsiders_alone, 3)
-
-
-def refuses(rank: int, world: int, case: str, error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "error", "words"),
+    [
+        ("tensor", TypeError, "got a Tensor, expected DTensors"),
+        ("mesh", NotImplementedError, "tensor 2 is on .* one DeviceMesh"),
+        ("number", ValueError, "1 sequences of placements for 2 tensors"),
+        ("none", ValueError, "no placements"),
+        ("shape", ValueError, r"shape \[3, 3\].* holds"),
+        ("dim", ValueError, "dim"),
+        ("bytes", ValueError, "max_bytes"),
+        ("op", TypeError, "avg"),
+        ("with gradients", ValueError, r"shape \[3, 3\].* holds"),
+    ],
+)
+@on_ranks(2)
+def test_what_cannot_be_redistributed_is_refused_before_anything_is_sent(
+    rank: int, world: int, case: str, error: type[Exception], words: str
+) -> None:
     mesh = mesh_of((world,))
     good = dtensors_of(alike("S0", "R", count=2), mesh)
     elsewhere = dtensors_of(alike("S0", "R", count=1), DeviceMesh(device_type(), [1, 0]))
@@ -337,26 +329,6 @@ def refuses(rank: int, world: int, case: str, error: type[Exception], words: str
     with pytest.raises(error, match=words):
         calls[case]()
     assert funcol._C.async_counters() == before
-
-
-@pytest.mark.parametrize(
-    ("case", "error", "words"),
-    [
-        ("tensor", TypeError, "got a Tensor, expected DTensors"),
-        ("mesh", NotImplementedError, "tensor 2 is on .* one DeviceMesh"),
-        ("number", ValueError, "1 sequences of placements for 2 tensors"),
-        ("none", ValueError, "no placements"),
-        ("shape", ValueError, r"shape \[3, 3\].* holds"),
-        ("dim", ValueError, "dim"),
-        ("bytes", ValueError, "max_bytes"),
-        ("op", TypeError, "avg"),
-        ("with gradients", ValueError, r"shape \[3, 3\].* holds"),
-    ],
-)
-def test_what_cannot_be_redistributed_is_refused_before_anything_is_sent(
-    case: str, error: type[Exception], words: str
-) -> None:
-    run_ranks(refuses, 2, case, error, words)
 
 
 def test_no_tensors_give_no_tensors() -> None:

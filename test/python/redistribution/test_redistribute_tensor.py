@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import device_type, require_compiled_kernels, run_ranks
+from ranks import device_type, on_ranks, require_compiled_kernels, run_ranks
 from sharded import Layout, layouts, local_of, mesh_of, reduced, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -81,7 +81,8 @@ def held(
     return whole if all(at[axis] == 0 for axis in partial) else torch.zeros_like(whole)
 
 
-def moves_by_specs(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_every_pair_of_partition_specs(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of((5, 7), torch.float32)
     for (src, *ends), (dst, *target) in itertools.product(SPECS, SPECS):
@@ -92,11 +93,8 @@ def moves_by_specs(rank: int, world: int) -> None:
         assert torch.equal(result, held(whole, mesh, (), cuts)), (src, dst)  # type: ignore[arg-type]
 
 
-def test_every_pair_of_partition_specs() -> None:
-    run_ranks(moves_by_specs, 4)
-
-
-def varies(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_nothing_moves_along_an_axis_that_varies(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     of_row = 10.0 * (rank // 2)  # another tensor on each rank of the axis a
     whole = whole_of((6, 4), torch.float32) + of_row
@@ -117,11 +115,8 @@ def varies(rank: int, world: int) -> None:
     assert same is rows
 
 
-def test_nothing_moves_along_an_axis_that_varies() -> None:
-    run_ranks(varies, 4)
-
-
-def refuses(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_wrong_layouts_are_refused(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     x = torch.ones(2, 4)
 
@@ -144,10 +139,6 @@ def refuses(rank: int, world: int) -> None:
         attempt((), ("a",))
 
 
-def test_wrong_layouts_are_refused() -> None:
-    run_ranks(refuses, 4)
-
-
 def by_dtensor(local: Tensor, mesh: DeviceMesh, src: Any, dst: Any, shape: tuple[int, ...]) -> Tensor:
     stride = torch.empty(shape, device="meta").stride()
     dtensor = DTensor.from_local(local, mesh, src, shape=torch.Size(shape), stride=stride)
@@ -164,20 +155,6 @@ GRADIENTS = [
 ]
 
 
-def gradients(rank: int, world: int, src: Any, dst: Any) -> None:
-    mesh = mesh_of((world,))
-    shape = (5, 4)
-    layout = Layout(("R" if src[0].is_replicate() else "Psum" if src[0].is_partial() else f"S{src[0].dim}",))
-    local = local_of(whole_of(shape, torch.float64), layout, mesh.shape, (rank,))
-    ours = derivatives(lambda x: redistribute_tensor(x, mesh, src, dst, shape=shape), local)
-    if _TO_LOCAL_IS_DIFFERENTIABLE_TWICE:
-        theirs = derivatives(by_stock(mesh, src, dst, shape), local)
-    else:
-        with funcol.installed():
-            theirs = derivatives(by_stock(mesh, src, dst, shape), local)
-    assert list(map(torch.equal, ours, theirs)) == [True] * 3
-
-
 def derivatives(function: Callable[[Tensor], Tensor], local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns ``function(local)``, and its first and second gradient."""
     x = local.clone().requires_grad_()
@@ -192,11 +169,23 @@ def by_stock(mesh: DeviceMesh, src: Any, dst: Any, shape: tuple[int, ...]) -> An
 
 
 @pytest.mark.parametrize(("src", "dst"), GRADIENTS, ids=str)
-def test_gradients_are_those_of_dtensors(src: Any, dst: Any) -> None:
-    run_ranks(gradients, 2, src, dst)
+@on_ranks(2)
+def test_gradients_are_those_of_dtensors(rank: int, world: int, src: Any, dst: Any) -> None:
+    mesh = mesh_of((world,))
+    shape = (5, 4)
+    layout = Layout(("R" if src[0].is_replicate() else "Psum" if src[0].is_partial() else f"S{src[0].dim}",))
+    local = local_of(whole_of(shape, torch.float64), layout, mesh.shape, (rank,))
+    ours = derivatives(lambda x: redistribute_tensor(x, mesh, src, dst, shape=shape), local)
+    if _TO_LOCAL_IS_DIFFERENTIABLE_TWICE:
+        theirs = derivatives(by_stock(mesh, src, dst, shape), local)
+    else:
+        with funcol.installed():
+            theirs = derivatives(by_stock(mesh, src, dst, shape), local)
+    assert list(map(torch.equal, ours, theirs)) == [True] * 3
 
 
-def reduces_gradients(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_gradients_of_a_stated_layout_are_reduced(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     x = torch.ones(2, 3, requires_grad=True)
     whole = redistribute_tensor(
@@ -206,11 +195,8 @@ def reduces_gradients(rank: int, world: int) -> None:
     assert torch.equal(x.grad, torch.full((2, 3), float(sum(range(1, world + 1)))))  # type: ignore[arg-type]
 
 
-def test_gradients_of_a_stated_layout_are_reduced() -> None:
-    run_ranks(reduces_gradients, 2)
-
-
-def compiles(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_compiled_region_keeps_symbolic_batches(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     graphs: list[GraphModule] = []
 
@@ -235,10 +221,6 @@ def compiles(rank: int, world: int) -> None:
         for eager, other in zip(*results, strict=True):
             assert torch.equal(eager, other)
     assert len(graphs) == 1  # the batch stays a symbol
-
-
-def test_a_compiled_region_keeps_symbolic_batches() -> None:
-    run_ranks(compiles, 4)
 
 
 def compiles_by_inductor(rank: int, world: int) -> None:

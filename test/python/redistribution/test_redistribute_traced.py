@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import Layout, layouts, local_of, mesh_of, shard_of, whole_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,7 +49,10 @@ def test_graphs_hold_functional_collectives(src: str, dst: str, collective: str,
     run_ranks(records, 2, src, dst, collective, mode)
 
 
-def has_shape(rank: int, world: int, src: Layout, dst: Layout) -> None:
+@pytest.mark.parametrize("dst", layouts("R", "S0", "S1", "_S0/2", "Psum"), ids=str)
+@pytest.mark.parametrize("src", layouts("R", "S0", "S1", "_S0/2", "Psum", "Pmax"), ids=str)
+@on_ranks(3)
+def test_fake_tensors_get_the_shape_of_the_shard(rank: int, world: int, src: Layout, dst: Layout) -> None:
     mesh = mesh_of((world,))
     at = mesh.get_coordinate() or ()
     whole = whole_of((5, 6), torch.float32)
@@ -61,13 +64,12 @@ def has_shape(rank: int, world: int, src: Layout, dst: Layout) -> None:
     assert result.is_contiguous()
 
 
-@pytest.mark.parametrize("dst", layouts("R", "S0", "S1", "_S0/2", "Psum"), ids=str)
-@pytest.mark.parametrize("src", layouts("R", "S0", "S1", "_S0/2", "Psum", "Pmax"), ids=str)
-def test_fake_tensors_get_the_shape_of_the_shard(src: Layout, dst: Layout) -> None:
-    run_ranks(has_shape, 3, src, dst)
-
-
-def compiles(rank: int, world: int, src: Layout, dst: Layout) -> None:
+@pytest.mark.parametrize("dst", layouts("R", "S1"), ids=str)
+@pytest.mark.parametrize("src", layouts("R", "S0", "Psum"), ids=str)
+@on_ranks(2)
+def test_a_dtensor_is_redistributed_within_one_compiled_graph(
+    rank: int, world: int, src: Layout, dst: Layout
+) -> None:
     mesh = mesh_of((world,))
     at = mesh.get_coordinate() or ()
     whole = whole_of((6, 4), torch.float32)
@@ -79,12 +81,6 @@ def compiles(rank: int, world: int, src: Layout, dst: Layout) -> None:
     compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
     result = compiled(DTensor.from_local(local, mesh, src.placements()))
     assert torch.equal(result, shard_of(2 * whole + 1, dst, mesh.shape, at))
-
-
-@pytest.mark.parametrize("dst", layouts("R", "S1"), ids=str)
-@pytest.mark.parametrize("src", layouts("R", "S0", "Psum"), ids=str)
-def test_a_dtensor_is_redistributed_within_one_compiled_graph(src: Layout, dst: Layout) -> None:
-    run_ranks(compiles, 2, src, dst)
 
 
 def differentiates(rank: int, world: int, src_word: str, dst_word: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import Layout, local_of, mesh_of, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -75,7 +75,9 @@ def test_a_result_shares_memory_as_in_pytorch(mesh_shape: tuple[int, ...], name:
     assert [*itertools.chain(*run_ranks(shares_as_pytorch, world, mesh_shape, name))] == []
 
 
-def keeps_its_source(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", MOVES)
+@on_ranks(2)
+def test_writing_to_a_dim_that_is_cut_anew_leaves_the_source(rank: int, world: int, name: str) -> None:
     mesh = mesh_of((1, world))
     at = mesh.get_coordinate() or ()
     whole = whole_of((4, 6), torch.float64)
@@ -85,8 +87,3 @@ def keeps_its_source(rank: int, world: int, name: str) -> None:
         moved = MOVES[name](source, dst)
         moved.zero_()
         assert torch.equal(source._local_tensor, shard_of(whole, src, mesh.shape, at))
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_writing_to_a_dim_that_is_cut_anew_leaves_the_source(name: str) -> None:
-    run_ranks(keeps_its_source, 2, name)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from group_forms import FORMS, FORMS_OF_ALL_RANKS, FORMS_OF_SOME_RANKS
-from ranks import rejoin, run_ranks
+from ranks import on_ranks, rejoin
 from slow_collectives import same
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -191,22 +191,6 @@ def test_rank_types_is_one_type() -> None:
     assert funcol.collectives.RANK_TYPES is funcol.groups.RankTypes
 
 
-def expands_as_stock(rank: int, world: int, form: str) -> None:
-    group, meant = FORMS[form]()
-    actual = funcol._expand_group(group)
-    is_new_form = group is None or isinstance(group, str) or (type(group) is tuple and type(group[1]) is str)
-    assert actual == stock._expand_group(meant if is_new_form else group)
-
-
-def names_the_group(rank: int, world: int, form: str) -> None:
-    rejoin()  # else a list of ranks may mean a group of the same ranks that a case before this one made
-    group, meant = FORMS[form]()
-    assert funcol._resolve_group_name(group) == meant.group_name
-    resolved = funcol._resolve_group(group)
-    assert resolved is meant or resolved == meant.group_name
-    assert funcol._group_or_group_name(resolved) == meant.group_name
-
-
 FORMS_ON_RANKS = [
     *[(form, 2) for form in FORMS_OF_ALL_RANKS],
     *[(form, 4) for form in FORMS_OF_SOME_RANKS],
@@ -215,30 +199,39 @@ each_form = pytest.mark.parametrize(("form", "world"), FORMS_ON_RANKS)
 
 
 @each_form
-def test_a_group_expands_to_its_tag_ranks_and_size(form: str, world: int) -> None:
-    run_ranks(expands_as_stock, world, form)
+@on_ranks()
+def test_a_group_expands_to_its_tag_ranks_and_size(rank: int, world: int, form: str) -> None:
+    group, meant = FORMS[form]()
+    actual = funcol._expand_group(group)
+    is_new_form = group is None or isinstance(group, str) or (type(group) is tuple and type(group[1]) is str)
+    assert actual == stock._expand_group(meant if is_new_form else group)
 
 
 @each_form
-def test_every_form_of_a_group_has_the_name_of_the_group_it_means(form: str, world: int) -> None:
-    run_ranks(names_the_group, world, form)
+@on_ranks()
+def test_every_form_of_a_group_has_the_name_of_the_group_it_means(rank: int, world: int, form: str) -> None:
+    rejoin()  # else a list of ranks may mean a group of the same ranks that a case before this one made
+    group, meant = FORMS[form]()
+    assert funcol._resolve_group_name(group) == meant.group_name
+    resolved = funcol._resolve_group(group)
+    assert resolved is meant or resolved == meant.group_name
+    assert funcol._group_or_group_name(resolved) == meant.group_name
 
 
-def chooses_as_stock(rank: int, world: int) -> None:
+@pytest.mark.skipif(
+    not hasattr(stock, "_group_or_group_name"), reason="graphs of older minors hold names of groups only"
+)
+@on_ranks(1)
+def test_a_graph_for_all_ranks_holds_the_group_itself(rank: int, world: int) -> None:
     group: Any = dist.group.WORLD
     config: Any = dist.config
     with config.patch(compile_on_one_rank=True):
         assert funcol._group_or_group_name(group) is stock._group_or_group_name(group) is group
 
 
-@pytest.mark.skipif(
-    not hasattr(stock, "_group_or_group_name"), reason="graphs of older minors hold names of groups only"
-)
-def test_a_graph_for_all_ranks_holds_the_group_itself() -> None:
-    run_ranks(chooses_as_stock, 1)
-
-
-def expands_in_a_region(rank: int, world: int, form: str) -> None:
+@pytest.mark.parametrize("form", ["group", "none", "mesh", "mesh and its name", "ranks"])
+@on_ranks(2)
+def test_group_helpers_can_be_traced(rank: int, world: int, form: str) -> None:
     group, _ = FORMS[form]()
 
     @torch.compile(backend="eager", fullgraph=True)
@@ -250,18 +243,10 @@ def expands_in_a_region(rank: int, world: int, form: str) -> None:
     assert (expanded, name) == (funcol._expand_group(group), funcol._resolve_group_name(group))
 
 
-@pytest.mark.parametrize("form", ["group", "none", "mesh", "mesh and its name", "ranks"])
-def test_group_helpers_can_be_traced(form: str) -> None:
-    run_ranks(expands_in_a_region, 2, form)
-
-
-def keeps_the_tag(rank: int, world: int) -> None:
+@on_ranks(1)
+def test_a_tag_is_kept(rank: int, world: int) -> None:
     assert funcol._expand_group([0], "mine") == ("mine", [0], 1)
     assert funcol._expand_group(dist.group.WORLD, "mine") == ("mine", [0], 1)
-
-
-def test_a_tag_is_kept() -> None:
-    run_ranks(keeps_the_tag, 1)
 
 
 BAD_GROUPS = {
@@ -313,7 +298,8 @@ def test_dynamo_is_noticed() -> None:
     assert region(torch.ones(1))[1] is True
 
 
-def wraps_results(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_result_of_a_core_op_can_be_made_to_wait_by_itself(rank: int, world: int) -> None:
     ops = torch.ops._c10d_functional
     name = dist.group.WORLD.group_name
     x = torch.full((3,), rank + 1.0)
@@ -323,10 +309,6 @@ def wraps_results(rank: int, world: int) -> None:
     parts = funcol._maybe_wrap_tensors(ops.all_reduce_coalesced([x, x * 2], "sum", name))
     assert [funcol.is_pending(part) for part in parts] == [True, True]
     assert [part.tolist() for part in parts] == [[3.0] * 3, [6.0] * 3]
-
-
-def test_a_result_of_a_core_op_can_be_made_to_wait_by_itself() -> None:
-    run_ranks(wraps_results, 2)
 
 
 def test_a_traced_result_is_waited_for_in_the_graph() -> None:
@@ -356,7 +338,8 @@ def test_inflight_graph_inputs_are_allowed_inside_the_context_only(fails: bool) 
     assert not inflight_allowed()
 
 
-def waits_for_an_inflight_input(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_region_waits_for_a_collective_that_was_started_outside(rank: int, world: int) -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def region(y: torch.Tensor) -> torch.Tensor:
         return funcol.wait_tensor(y) * 2
@@ -366,7 +349,3 @@ def waits_for_an_inflight_input(rank: int, world: int) -> None:
         work = dist.all_reduce(y, async_op=True)
         assert same(region(y), torch.full((1000,), 6.0))
     assert work.is_completed()
-
-
-def test_a_region_waits_for_a_collective_that_was_started_outside() -> None:
-    run_ranks(waits_for_an_inflight_input, 2)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from ranks import device_type, made_once
-from sharded import Layout, equals_whole, local_of, mesh_of, reduced, shard_of, whole_of
+from sharded import Layout, equals_whole, local_of, mesh_of, placed, reduced, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -46,19 +46,12 @@ def mesh_of_ranks(shape: tuple[int, ...], ranks: tuple[int, ...]) -> DeviceMesh:
     )
 
 
-def placed_on(mesh: DeviceMesh, layout: Layout, whole: Tensor, requires_grad: bool = False) -> DTensor:
-    """Returns ``whole`` under ``layout``; on a rank outside of ``mesh`` with an empty local tensor."""
-    at = mesh.get_coordinate()
-    local = whole.new_empty(0) if at is None else local_of(whole, layout, mesh.shape, at)
-    return DTensor(local, layout.spec(mesh, whole), requires_grad=requires_grad)  # type: ignore[call-arg]
-
-
 def own_shard(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     return shard_of(whole, layout, mesh.shape, mesh.get_coordinate() or ())
 
 
 def dtensors_of(items: Sequence[Item], mesh: DeviceMesh) -> list[DTensor]:
-    return [placed_on(mesh, src, whole_of(shape, dtype)) for shape, dtype, src, _ in items]
+    return [placed(whole_of(shape, dtype), src, mesh) for shape, dtype, src, _ in items]
 
 
 def targets_of(items: Sequence[Item]) -> list[Any]:
@@ -153,7 +146,7 @@ def cross_mesh_errors(rank: int, world: int, ends: Ends, items: Sequence[Item], 
 def named_of(items: Sequence[Item], mesh_shape: tuple[int, ...]) -> dict[str, Tensor]:
     """Returns a DTensor for each item, by names of their layouts; the targets of the items do not matter."""
     return {
-        f"{index} {shape} {src}": placed_on(mesh_of(mesh_shape), src, whole_of(shape, dtype))
+        f"{index} {shape} {src}": placed(whole_of(shape, dtype), src, mesh_of(mesh_shape))
         for index, (shape, dtype, src, _) in enumerate(items)
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +18,10 @@ import funcol
 
 def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
     """``program`` gives the same with funcol, and asks the same of streams and groups in the same order."""
-    run_ranks(does_the_same, world, program.__module__, program.__name__, args)
+    run_ranks(does_the_same, world, program, args)
 
 
-def does_the_same(rank: int, world: int, module: str, name: str, args: tuple[Any, ...]) -> None:
-    program = getattr(importlib.import_module(module), name)
-
+def does_the_same(rank: int, world: int, program: Callable[..., list[Tensor]], args: tuple[Any, ...]) -> None:
     def run() -> tuple[list[Tensor], list[Any], programs.Log]:
         torch.manual_seed(0)
         with recorded() as log:

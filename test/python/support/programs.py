@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed._functional_collectives as stock
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -29,16 +29,14 @@ def check(program: Program, world: int, *args: Any, pends: bool = True, counts: 
     placements and values, but for the last bits, as partial sums may be made and added up in another order.
 
     With ``pends``, collectives of funcol run; with ``counts``, it takes as many as without, or fewer."""
-    run_ranks(
-        _computes_the_same, world, program.__module__, program.__name__, args, pends, counts, timeout=180
-    )
+    run_ranks(_check, world, program, args, pends, counts, timeout=180)
 
 
-def _computes_the_same(
-    rank: int, world: int, module: str, name: str, args: tuple[Any, ...], pends: bool, counts: bool
-) -> None:
-    program: Program = getattr(importlib.import_module(module), name)
+# Makes a test of a program, which computes the same; takes the options of check().
+computes_the_same = functools.partial(on_ranks, run=check)
 
+
+def _check(rank: int, world: int, program: Program, args: tuple[Any, ...], pends: bool, counts: bool) -> None:
     def compute() -> tuple[list[Tensor], list[Any]]:
         torch.manual_seed(0)
         torch._dynamo.reset()
@@ -104,7 +102,3 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.relu(self.up(self.norm(x))))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -4,6 +4,8 @@
 
     run_ranks(sums, 3)
 
+``@on_ranks(3)`` makes a test of such a function.
+
 ``use_backend("nccl")`` puts what follows on devices, a rank on each: tensors are made there by default, the
 default group sends them by that backend (and those of the CPU by gloo), and ``device_type()`` is "cuda".
 
@@ -21,6 +23,7 @@ import contextlib
 import faulthandler
 import functools
 import importlib
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -79,6 +82,37 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     if _running[key].num_group_threads() > MAX_GROUP_THREADS:
         _running.pop(key).kill()
     return results
+
+
+def on_ranks(
+    world: int | None = None, *, run: Callable[..., Any] = run_ranks, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test that runs on ``world`` ranks, or on as many as its parameter ``world`` says.
+
+        @pytest.mark.parametrize("dim", [0, 1])
+        @on_ranks(3)
+        def test_gathers_in_rank_order(rank: int, world: int, dim: int) -> None: ...
+
+    ``rank`` and ``world`` come first; the parameters and fixtures of the test follow, in the order in which
+    ``run`` hands them on. The function itself is the test's attribute ``on_rank``.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        _, of_world, *parameters = inspect.signature(function).parameters.values()
+
+        @functools.wraps(function)
+        def test(**given: Any) -> None:
+            size = given["world"] if world is None else world
+            run(function, size, *(given[parameter.name] for parameter in parameters), **options)
+
+        function.__qualname__ += ".on_rank"
+        test.on_rank = function  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [of_world, *parameters] if world is None else parameters
+        )
+        return test
+
+    return decorate
 
 
 def _require_devices(world: int) -> None:
@@ -165,7 +199,7 @@ class _Ranks:
             self._processes.append(process)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> list[Any]:
-        request = pickle.dumps((function.__module__, function.__qualname__, args, timeout))
+        request = pickle.dumps((function.__module__, function.__qualname__, pickle.dumps(args), timeout))
         for ours in self._connections:
             ours.send_bytes(request)
         deadline = time.monotonic() + timeout + GRACE_S
@@ -266,7 +300,7 @@ class _ThisRank:
         dist.destroy_process_group()
         self.join()
 
-    def run(self, module: str, qualname: str, args: tuple[Any, ...]) -> Any:
+    def run(self, module: str, qualname: str, args: bytes) -> Any:
         if self._num_joins == 0:
             self.join()
         function: Any = importlib.import_module(module)
@@ -274,7 +308,7 @@ class _ThisRank:
             function = getattr(function, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = function(self.rank, self.world, *args)
+            result = function(self.rank, self.world, *pickle.loads(args))
         if self.backend != "gloo":
             check_device()
         if self._check_in_step() > MAX_GROUPS:

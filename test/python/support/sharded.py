@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from ranks import device_type, made_once
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -134,6 +134,19 @@ def local_of(whole: Tensor, layout: Layout, mesh_shape: Sequence[int], at: Seque
             before = [at[other] for other in range(axis) if layout.words[other][0] == "P"]
             whole = part_of(whole, word[1:], mesh_shape[axis], at[axis], axis, *before)
     return shard_of(whole, layout, mesh_shape, at)
+
+
+def placed(whole: Tensor, layout: Layout | str, mesh: DeviceMesh, requires_grad: bool = False) -> DTensor:
+    """Returns a leaf of ``whole`` under ``layout``; a rank outside of ``mesh`` has an empty local tensor."""
+    layout = Layout(tuple(layout.split())) if isinstance(layout, str) else layout
+    at, whole = mesh.get_coordinate(), whole.detach()
+    local = whole.new_empty(0) if at is None else local_of(whole, layout, mesh.shape, at).clone()
+    return DTensor(local, layout.spec(mesh, whole), requires_grad=requires_grad)  # type: ignore[call-arg]
+
+
+def full(value: Any) -> Any:
+    """Returns the full tensor of a DTensor, and anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def reduced(local: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:

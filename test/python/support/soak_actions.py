@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from dtensor_programs import OPERATORS, Input, Program, Step, difference, is_finite, outcome
 from fault_programs import PROGRAMS
+from sharded import placed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from twins import placed
 
 import funcol
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from in_place import is_supported
@@ -178,6 +180,9 @@ def with_lists_exchanged(rank: int, world: int, function: Callable[..., None], a
 
 def run(function: Callable[..., None], world: int, *args: Any, timeout: float = 60) -> None:
     run_ranks(with_lists_exchanged, world, function, args, timeout=timeout)
+
+
+on_ranks = functools.partial(ranks.on_ranks, run=run)
 
 
 def call(case: Case, x: Tensor, axis: Any, **more: Any) -> Any:

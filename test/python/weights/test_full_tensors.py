@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from against_full_tensor import export_errors, items_of, named_of, placed_on
-from ranks import device_type, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from against_full_tensor import export_errors, items_of, named_of
+from ranks import device_type, on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -55,22 +55,20 @@ def test_every_layout_of_two_axes_becomes_whole(to: int | None, bucket_bytes: in
     assert [*itertools.chain(*run_ranks(export_errors, 4, (2, 2), items, options))] == []
 
 
-def goes_point_to_point(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_meshes_in_another_order_of_ranks_become_whole(rank: int, world: int) -> None:
     """A mesh of two axes that is not the world has no group of all its ranks."""
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     chosen = layouts("S0 S1", "S0 R", "R S1", "S0 S0", "R R")
     whole = whole_of((5, 6), torch.float32)
-    named = {str(layout): placed_on(mesh, layout, whole) for layout in chosen}
+    named = {str(layout): placed(whole, layout, mesh) for layout in chosen}
     for to in (None, 1):
         for name, result in full_tensors(named, to=to):
             assert result is None if to not in (None, rank) else torch.equal(result, whole), name  # type: ignore[arg-type]
 
 
-def test_meshes_in_another_order_of_ranks_become_whole() -> None:
-    run_ranks(goes_point_to_point, 4)
-
-
-def mixes(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_meshes_dtypes_parameters_and_plain_tensors_mix(rank: int, world: int) -> None:
     mesh, other = mesh_of((2, 2)), mesh_of((4,))
     pair = mesh["b"]  # two meshes of two ranks
     whole = whole_of((6, 5), torch.float32)
@@ -97,11 +95,9 @@ def mixes(rank: int, world: int) -> None:
             assert not funcol.is_pending(result)
 
 
-def test_meshes_dtypes_parameters_and_plain_tensors_mix() -> None:
-    run_ranks(mixes, 4)
-
-
-def converts(rank: int, world: int, to: int | None) -> None:
+@pytest.mark.parametrize("to", [None, 0], ids=str)
+@on_ranks(2)
+def test_results_have_the_dtype_and_device_that_are_asked_for(rank: int, world: int, to: int | None) -> None:
     mesh = mesh_of((world,))
     values = {
         "narrowed": torch.linspace(0, 1, 12).view(6, 2).double(),
@@ -122,11 +118,6 @@ def converts(rank: int, world: int, to: int | None) -> None:
             assert torch.equal(whole, wanted.cpu())
 
 
-@pytest.mark.parametrize("to", [None, 0], ids=str)
-def test_results_have_the_dtype_and_device_that_are_asked_for(to: int | None) -> None:
-    run_ranks(converts, 2, to)
-
-
 class Tied(nn.Module):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -135,7 +126,8 @@ class Tied(nn.Module):
         self.head = self.embedding
 
 
-def bytes_sent_by_tied(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_tied_parameters_are_sent_once(rank: int, world: int) -> None:
     model = Tied(mesh_of((world,)))
     for bucket_bytes in (1, 1 << 20):
         gathers = count(
@@ -147,10 +139,6 @@ def bytes_sent_by_tied(rank: int, world: int) -> None:
         assert torch.equal(wholes["head"], whole_of((9, 4), torch.float32))  # type: ignore[arg-type]
 
 
-def test_tied_parameters_are_sent_once() -> None:
-    run_ranks(bytes_sent_by_tied, 2)
-
-
 def count(call: Callable[[], object], name: str) -> int:
     """Returns how often a backend was called for a collective, as PyTorch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -158,7 +146,8 @@ def count(call: Callable[[], object], name: str) -> int:
     return sum(event.name.startswith("c10d::") and name in event.name for event in profile.events())
 
 
-def counts(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_bucket_is_one_collective(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     named = {
         str(index): distribute_tensor(torch.ones(index + 1, 8), mesh, [Shard(index % 2)])
@@ -169,11 +158,8 @@ def counts(rank: int, world: int) -> None:
     assert count(lambda: [*full_tensors(named, to=0)], "allgather") == 0
 
 
-def test_a_bucket_is_one_collective() -> None:
-    run_ranks(counts, 2)
-
-
-def comes_ahead(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_next_bucket_is_read_while_one_is_used(rank: int, world: int) -> None:
     """The next bucket is on its way while this one is used."""
     mesh = mesh_of((world,))
     read: list[int] = []
@@ -185,10 +171,6 @@ def comes_ahead(rank: int, world: int) -> None:
 
     seen = [len(read) for _ in full_tensors(named(), bucket_bytes=1)]
     assert seen == [2, 3, 4, 4]
-
-
-def test_the_next_bucket_is_read_while_one_is_used() -> None:
-    run_ranks(comes_ahead, 2)
 
 
 def leaves_early(rank: int, world: int, leaver: int, after: int, raises: bool) -> str:
@@ -236,7 +218,8 @@ def test_other_ranks_learn_of_a_source_that_fails() -> None:
     assert "rank 1 left after 2 tensors: OSError: no such file" in first
 
 
-def all_leave(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_all_ranks_may_leave_alike(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     named = {str(i): distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]) for i in range(8)}
     for index, _ in enumerate(full_tensors(named, bucket_bytes=1)):
@@ -247,11 +230,9 @@ def all_leave(rank: int, world: int) -> None:
     assert total.item() == world
 
 
-def test_all_ranks_may_leave_alike() -> None:
-    run_ranks(all_leave, 3)
-
-
-def disagrees(rank: int, world: int, which: str) -> None:
+@pytest.mark.parametrize("which", ["name", "count", "order"])
+@on_ranks(2)
+def test_ranks_with_different_tensors_are_told(rank: int, world: int, which: str) -> None:
     mesh = mesh_of((world,))
     names = ["a", "b", "c"]
     if rank == 1:
@@ -261,12 +242,8 @@ def disagrees(rank: int, world: int, which: str) -> None:
         [*full_tensors(named, bucket_bytes=1)]
 
 
-@pytest.mark.parametrize("which", ["name", "count", "order"])
-def test_ranks_with_different_tensors_are_told(which: str) -> None:
-    run_ranks(disagrees, 2, which)
-
-
-def refuses(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_wrong_arguments_are_refused(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
     with pytest.raises(ValueError, match=r"'a' is on .* which rank 7 is not part of"):
@@ -280,11 +257,9 @@ def refuses(rank: int, world: int) -> None:
         [*full_tensors(named)]
 
 
-def test_wrong_arguments_are_refused() -> None:
-    run_ranks(refuses, 2)
-
-
-def has_norms(rank: int, world: int, to: int | None) -> None:
+@pytest.mark.parametrize("to", [None, 1], ids=str)
+@on_ranks(2)
+def test_partials_with_rules_of_their_own_become_whole(rank: int, world: int, to: int | None) -> None:
     """Partials with rules of their own do not go with other tensors."""
     mesh = mesh_of((world,))
     parts = torch.tensor([3.0, 4.0]) * (rank + 1)
@@ -301,11 +276,6 @@ def has_norms(rank: int, world: int, to: int | None) -> None:
         assert wholes == {"rows": None, "norms": None}
 
 
-@pytest.mark.parametrize("to", [None, 1], ids=str)
-def test_partials_with_rules_of_their_own_become_whole(to: int | None) -> None:
-    run_ranks(has_norms, 2, to)
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -320,7 +290,8 @@ def test_progress_is_shown_on_terminals_alone(monkeypatch: pytest.MonkeyPatch, t
     assert re.search("full_tensors.*2/2.*0.00 GiB", shown) if terminal.isatty() else shown == ""
 
 
-def outside(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_ranks_outside_of_a_mesh_get_none(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [0, 1])
     whole = whole_of((4, 4), torch.float32)
     local = whole.chunk(2)[rank] if rank < 2 else whole[:0]
@@ -329,10 +300,6 @@ def outside(rank: int, world: int) -> None:
     results = dict(full_tensors({"rows": rows, "everywhere": everywhere}, bucket_bytes=1))
     assert torch.equal(results["everywhere"], whole)  # type: ignore[arg-type]
     assert results["rows"] is None if rank == 2 else torch.equal(results["rows"], whole)  # type: ignore[arg-type]
-
-
-def test_ranks_outside_of_a_mesh_get_none() -> None:
-    run_ranks(outside, 3)
 
 
 def needs_no_group() -> Iterator[tuple[str, Tensor]]:
@@ -370,13 +337,10 @@ def test_two_buckets_and_one_tensor_are_in_memory(on_devices: None, to: int | No
     run_ranks(peak, 2, to)
 
 
-def served(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_installed_or_not_the_wholes_are_the_same(rank: int, world: int) -> None:
     named = named_of(items_of(SHAPES, TWO_AXES), (2, 2))
     expected = dict(full_tensors(named))
     with funcol.installed():
         for name, whole in full_tensors(named):
             assert torch.equal(whole, expected[name])  # type: ignore[arg-type]
-
-
-def test_installed_or_not_the_wholes_are_the_same() -> None:
-    run_ranks(served, 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -69,7 +69,12 @@ class Files(Mapping[str, Tensor]):
         return len(parts())
 
 
-def goes_in_and_out(rank: int, world: int, given: str, by: str) -> None:
+@pytest.mark.parametrize("by", ["mapping", "function"])
+@pytest.mark.parametrize("given", ["dict", "pairs", "reversed", "files"])
+@on_ranks(2)
+def test_parts_are_loaded_into_fused_tensors_and_exported_again(
+    rank: int, world: int, given: str, by: str
+) -> None:
     model = model_on(world)
     names: Any = NAMES if by == "mapping" else NAMES.__getitem__
     files = Files()
@@ -96,13 +101,9 @@ def goes_in_and_out(rank: int, world: int, given: str, by: str) -> None:
     assert all((part is None) == (rank != 0) for _, part in pairs)
 
 
-@pytest.mark.parametrize("by", ["mapping", "function"])
-@pytest.mark.parametrize("given", ["dict", "pairs", "reversed", "files"])
-def test_parts_are_loaded_into_fused_tensors_and_exported_again(given: str, by: str) -> None:
-    run_ranks(goes_in_and_out, 2, given, by)
-
-
-def lacks_a_part(rank: int, world: int, given: str) -> None:
+@pytest.mark.parametrize("given", ["dict", "pairs"])
+@on_ranks(2)
+def test_a_fused_tensor_is_missing_if_a_part_is(rank: int, world: int, given: str) -> None:
     model = model_on(world)
     source = parts()
     del source["k.w"]
@@ -118,12 +119,8 @@ def lacks_a_part(rank: int, world: int, given: str) -> None:
         load_full_state_dict(model, source if rank == 0 else None, names=NAMES)
 
 
-@pytest.mark.parametrize("given", ["dict", "pairs"])
-def test_a_fused_tensor_is_missing_if_a_part_is(given: str) -> None:
-    run_ranks(lacks_a_part, 2, given)
-
-
-def has_wrong_parts(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_wrong_parts_are_refused_before_anything_is_sent(rank: int, world: int) -> None:
     model = model_on(world)
     for part in (torch.ones(3, 3), torch.ones(2, 4), torch.ones(2)):
         with pytest.raises((ValueError, RuntimeError), match=r"made of tensors of the shapes \[|rank 0 left"):
@@ -131,10 +128,6 @@ def has_wrong_parts(rank: int, world: int) -> None:
     for names in ({"norm": Cat("a", "b")}, {"norm": Stack("a", "b")}, {"norm": Cat("a", "b", sizes=[3, 3])}):
         with pytest.raises(ValueError, match=r"has 7 indices"):
             full_state_dict(model, names=names)  # type: ignore[arg-type]
-
-
-def test_wrong_parts_are_refused_before_anything_is_sent() -> None:
-    run_ranks(has_wrong_parts, 2)
 
 
 @pytest.mark.parametrize(

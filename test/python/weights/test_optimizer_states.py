@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -73,7 +73,10 @@ def same(one: Any, other: Any) -> None:
                 assert torch.equal(one["state"][parameter][key].cpu(), value.cpu()), (parameter, key)
 
 
-def goes_out_and_in(rank: int, world: int, kind: str, name: str) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["plain", "fsdp", "fsdp and tensor parallel"])
+@on_ranks(4)
+def test_states_are_those_of_pytorch_and_come_back(rank: int, world: int, kind: str, name: str) -> None:
     model = model_of(kind, 1)
     optimizer = optimizer_of(model, name)
     train(model, optimizer, range(3))
@@ -103,12 +106,6 @@ def goes_out_and_in(rank: int, world: int, kind: str, name: str) -> None:
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value)
     assert all(torch.equal(state["state"]["0.weight"][key], value) for key, value in kept.items())
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["plain", "fsdp", "fsdp and tensor parallel"])
-def test_states_are_those_of_pytorch_and_come_back(kind: str, name: str) -> None:
-    run_ranks(goes_out_and_in, 4, kind, name)
 
 
 def refuses(rank: int, world: int, which: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -73,7 +73,10 @@ def model_of(kind: str, seed: int, world: int) -> nn.Module:
     return model
 
 
-def exports(rank: int, world: int, kind: str, to: int | None) -> None:
+@pytest.mark.parametrize("to", [None, 1], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@on_ranks(4)
+def test_the_state_dict_has_whole_tensors(rank: int, world: int, kind: str, to: int | None) -> None:
     model = model_of(kind, 1, world)
     expected = Model(1).state_dict()
     state = full_state_dict(model, to=to, bucket_bytes=100)
@@ -95,13 +98,8 @@ def exports(rank: int, world: int, kind: str, to: int | None) -> None:
     assert torch.equal(state["norm.weight"].cpu(), expected["norm.weight"].cpu())  # memory of its own
 
 
-@pytest.mark.parametrize("to", [None, 1], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_dict_has_whole_tensors(kind: str, to: int | None) -> None:
-    run_ranks(exports, 4, kind, to)
-
-
-def equals_pytorchs(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_the_state_dict_is_that_of_pytorch(rank: int, world: int) -> None:
     model = model_of("fsdp", 1, world)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     stock = get_model_state_dict(model, options=options)
@@ -109,10 +107,6 @@ def equals_pytorchs(rank: int, world: int) -> None:
     assert {*stock} == {*state} if rank == 0 else stock == state == {}
     for name, whole in stock.items():
         assert not isinstance(whole, Tensor) or torch.equal(state[name], whole)
-
-
-def test_the_state_dict_is_that_of_pytorch() -> None:
-    run_ranks(equals_pytorchs, 3)
 
 
 def whole_state(seed: int) -> dict[str, Tensor]:
@@ -125,7 +119,10 @@ def pairs_of(state: dict[str, Tensor], in_order: bool) -> Iterator[tuple[str, Te
         yield name, state[name].double() if state[name].is_floating_point() else state[name]
 
 
-def loads(rank: int, world: int, kind: str, given: str) -> None:
+@pytest.mark.parametrize("given", ["mapping", "in order", "reversed"])
+@pytest.mark.parametrize("kind", KINDS)
+@on_ranks(4)
+def test_what_is_loaded_from_one_rank_is_there(rank: int, world: int, kind: str, given: str) -> None:
     model = model_of(kind, 2, world)
     before = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
     state = whole_state(1)
@@ -139,13 +136,9 @@ def loads(rank: int, world: int, kind: str, given: str) -> None:
         assert name == "_extra_state" or torch.equal(whole.cpu(), state[name].cpu()), name
 
 
-@pytest.mark.parametrize("given", ["mapping", "in order", "reversed"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_loaded_from_one_rank_is_there(kind: str, given: str) -> None:
-    run_ranks(loads, 4, kind, given)
-
-
-def refuses_names(rank: int, world: int, which: str) -> None:
+@pytest.mark.parametrize("which", ["missing", "unknown", "shape"])
+@on_ranks(2)
+def test_wrong_tensors_are_refused_on_all_ranks(rank: int, world: int, which: str) -> None:
     model = model_of("fsdp", 2, world)
     state = whole_state(1)
     if which == "missing":
@@ -168,11 +161,6 @@ def refuses_names(rank: int, world: int, which: str) -> None:
     assert total.item() == world
 
 
-@pytest.mark.parametrize("which", ["missing", "unknown", "shape"])
-def test_wrong_tensors_are_refused_on_all_ranks(which: str) -> None:
-    run_ranks(refuses_names, 2, which)
-
-
 NO_MODULE = {
     "full_state_dict": lambda state: full_state_dict(state),
     "load_full_state_dict": lambda state: load_full_state_dict(state, state),
@@ -183,7 +171,9 @@ NO_MODULE = {
 }
 
 
-def refuses_what_is_no_module(rank: int, world: int, function: str) -> None:
+@pytest.mark.parametrize("function", NO_MODULE)
+@on_ranks(2)
+def test_what_is_no_module_is_refused(rank: int, world: int, function: str) -> None:
     with pytest.raises(
         TypeError, match=f"funcol::{function}: the model is a dict, expected a torch.nn.Module"
     ):
@@ -191,11 +181,6 @@ def refuses_what_is_no_module(rank: int, world: int, function: str) -> None:
     total = torch.ones(1)
     dist.all_reduce(total)  # the ranks are in step
     assert total.item() == world
-
-
-@pytest.mark.parametrize("function", NO_MODULE)
-def test_what_is_no_module_is_refused(function: str) -> None:
-    run_ranks(refuses_what_is_no_module, 2, function)
 
 
 def loads_a_part(rank: int, world: int, given: str) -> tuple[list[str], list[str]]:
@@ -224,7 +209,10 @@ def test_with_strict_false_a_part_is_loaded_and_names_are_returned_on_all_ranks(
         assert found.unexpected_keys == ["more", "another"]
 
 
-def renames(rank: int, world: int, by: str, given: str) -> None:
+@pytest.mark.parametrize("given", ["mapping", "pairs"])
+@pytest.mark.parametrize("by", ["mapping", "function"])
+@on_ranks(4)
+def test_names_and_dtypes_are_those_that_are_asked_for(rank: int, world: int, by: str, given: str) -> None:
     model = model_of("fsdp and tensor parallel", 2, world)
     state = whole_state(1)
 
@@ -251,12 +239,6 @@ def renames(rank: int, world: int, by: str, given: str) -> None:
         dtypes = {name: kept[name].dtype for name in ("up.weight", "down.weight", "up.bias")}
         assert [*dtypes.values()] == [torch.bfloat16, torch.float64, torch.float32]
         assert torch.equal(kept["up.weight"].cpu(), state["up.weight"].bfloat16().cpu())
-
-
-@pytest.mark.parametrize("given", ["mapping", "pairs"])
-@pytest.mark.parametrize("by", ["mapping", "function"])
-def test_names_and_dtypes_are_those_that_are_asked_for(by: str, given: str) -> None:
-    run_ranks(renames, 4, by, given)
 
 
 class Pair(nn.Module):
@@ -315,7 +297,9 @@ def layers_on(meshes: list[DeviceMesh | None]) -> nn.Sequential:
     return model
 
 
-def holds_equal_meshes(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@on_ranks()
+def test_equal_meshes_are_one_mesh(rank: int, world: int) -> None:
     """The first rank has one object for each layer, the others one object for all."""
     shared = mesh_of((world,))
     layers = [None if rank == 0 else shared] * 6
@@ -342,8 +326,3 @@ def holds_equal_meshes(rank: int, world: int) -> None:
     torch.testing.assert_close(
         norm, 2 * torch.linalg.vector_norm(torch.cat([one.flatten() for one in expected.values()]))
     )
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_equal_meshes_are_one_mesh(world: int) -> None:
-    run_ranks(holds_equal_meshes, world)

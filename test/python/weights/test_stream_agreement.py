@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -181,7 +181,8 @@ def test_ranks_that_call_something_else_are_told(which: str, complaint: str) -> 
         assert complaint in message, message
 
 
-def streams_of_stages(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_stages_stream_in_ways_of_their_own(rank: int, world: int) -> None:
     """One stage exports by an iterator, the other by a mapping; they end after other numbers of buckets."""
     mesh = named_mesh((2, 2), ("pp", "dp"))
     stage = rank // 2
@@ -194,11 +195,8 @@ def streams_of_stages(rank: int, world: int) -> None:
     is_in_step(world)
 
 
-def test_stages_stream_in_ways_of_their_own() -> None:
-    run_ranks(streams_of_stages, 4)
-
-
-def touches_overlapping_meshes(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_buckets_of_overlapping_meshes_do_not_wait_for_each_other(rank: int, world: int) -> None:
     first, second = DeviceMesh(device_type(), [0, 1, 2]), DeviceMesh(device_type(), [2, 3])
     pairs = [("a", first), ("b", second), ("c", first), ("d", second), ("e", second), ("f", first)]
     whole = torch.arange(12.0).view(6, 2)
@@ -216,11 +214,8 @@ def touches_overlapping_meshes(rank: int, world: int) -> None:
     is_in_step(world)
 
 
-def test_buckets_of_overlapping_meshes_do_not_wait_for_each_other() -> None:
-    run_ranks(touches_overlapping_meshes, 4)
-
-
-def drops(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_nothing_is_sent_from_a_finalizer(rank: int, world: int) -> None:
     """A stream that nobody closes is taken by the garbage collector amid other collectives."""
     mesh = mesh_of((world,))
     named = {str(index): rows(mesh) for index in range(4)}
@@ -236,11 +231,11 @@ def drops(rank: int, world: int) -> None:
     assert len([*full_tensors(named)]) == 4
 
 
-def test_nothing_is_sent_from_a_finalizer() -> None:
-    run_ranks(drops, 2)
-
-
-def streams_beside(rank: int, world: int, binds_device: bool) -> None:
+@pytest.mark.parametrize(
+    "binds_device", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["unbound", "bound"]
+)
+@on_ranks(3)
+def test_other_ranks_go_on_with_the_world_meanwhile(rank: int, world: int, binds_device: bool) -> None:
     """Ranks 0 and 1 stream while rank 2 makes no group and waits in a collective of the world."""
     mesh = DeviceMesh(device_type(), [0, 1])
     part = dist.new_group([0, 1])
@@ -260,14 +255,9 @@ def streams_beside(rank: int, world: int, binds_device: bool) -> None:
     assert total.tolist() == [world] * 3
 
 
-@pytest.mark.parametrize(
-    "binds_device", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["unbound", "bound"]
-)
-def test_other_ranks_go_on_with_the_world_meanwhile(binds_device: bool) -> None:
-    run_ranks(streams_beside, 3, binds_device)
-
-
-def stages(rank: int, world: int, by_group: bool) -> None:
+@pytest.mark.parametrize("by_group", [False, True])
+@on_ranks(4)
+def test_stages_of_a_pipeline_load_and_export_for_themselves(rank: int, world: int, by_group: bool) -> None:
     """Two stages of a pipeline, two ranks each, with names, sizes and sources of their own."""
     mesh = named_mesh((2, 2), ("pp", "dp"))
     stage, own = rank // 2, mesh["dp"]
@@ -291,11 +281,6 @@ def stages(rank: int, world: int, by_group: bool) -> None:
     is_in_step(world)
 
 
-@pytest.mark.parametrize("by_group", [False, True])
-def test_stages_of_a_pipeline_load_and_export_for_themselves(by_group: bool) -> None:
-    run_ranks(stages, 4, by_group)
-
-
 def mesh_outside_of_group(rank: int, world: int) -> tuple[str, str]:
     named = {"a": rows(mesh_of((world,)))}
     group = dist.new_group([rank], use_local_synchronization=True)
@@ -306,7 +291,8 @@ def mesh_outside_of_group(rank: int, world: int) -> tuple[str, str]:
 # Own values
 
 
-def views_of_one_storage(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_views_of_one_storage_have_their_own_values(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     base = torch.arange(24.0).to(device_type())
     module = nn.Module()
@@ -338,11 +324,8 @@ def views_of_one_storage(rank: int, world: int) -> None:
     assert found["again"] is found["cut"]
 
 
-def test_views_of_one_storage_have_their_own_values() -> None:
-    run_ranks(views_of_one_storage, 2)
-
-
-def ties_on_one_rank(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_is_tied_on_one_rank_alone_is_not_tied(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     shared = torch.ones(2, 3)
     flat = torch.arange(2.0)
@@ -360,21 +343,14 @@ def ties_on_one_rank(rank: int, world: int) -> None:
     assert wholes["a"] is not wholes["b"]
 
 
-def test_what_is_tied_on_one_rank_alone_is_not_tied() -> None:
-    run_ranks(ties_on_one_rank, 2)
-
-
-def lone_mesh(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_results_on_a_mesh_of_one_rank_have_memory_of_their_own(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [rank])
     local = torch.ones(2, 2).to(device_type())
     ((_, whole),) = full_tensors({"a": DTensor.from_local(local, mesh, [Shard(0)])})
     assert whole is not None
     whole.zero_()
     assert local.sum() == 4
-
-
-def test_results_on_a_mesh_of_one_rank_have_memory_of_their_own() -> None:
-    run_ranks(lone_mesh, 2)
 
 
 # Loads
@@ -488,7 +464,8 @@ def test_a_source_that_cannot_be_loaded_is_told_to_all_ranks(which: str, complai
     assert all(kind == "RuntimeError" and "rank 0 left after" in message for kind, message in others)
 
 
-def loads_everywhere(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_plain_tensors_are_loaded_on_ranks_outside_of_meshes(rank: int, world: int) -> None:
     """DTensors on two ranks of three, and plain tensors, which all have."""
     mesh = DeviceMesh(device_type(), [0, 1])
     model = nn.Module()
@@ -503,11 +480,15 @@ def loads_everywhere(rank: int, world: int) -> None:
         assert equal(model.get_buffer("cut").to_local(), whole.chunk(2)[rank])
 
 
-def test_plain_tensors_are_loaded_on_ranks_outside_of_meshes() -> None:
-    run_ranks(loads_everywhere, 3)
+def run_from_first(wholes: dict[str, Tensor]) -> dict[str, Tensor]:
+    found: list[Any] = [wholes]
+    dist.broadcast_object_list(found, 0)
+    return found[0]  # type: ignore[no-any-return]
 
 
-def loads_in_other_states(rank: int, world: int, which: str) -> None:
+@pytest.mark.parametrize("which", ["meta", "replicated", "inference"])
+@on_ranks(2)
+def test_loads_of_other_kinds(rank: int, world: int, which: str) -> None:
     mesh = mesh_of((world,))
     if which == "meta":
         with torch.device("meta"):
@@ -531,18 +512,9 @@ def loads_in_other_states(rank: int, world: int, which: str) -> None:
     model[1].weight.requires_grad_()
 
 
-def run_from_first(wholes: dict[str, Tensor]) -> dict[str, Tensor]:
-    found: list[Any] = [wholes]
-    dist.broadcast_object_list(found, 0)
-    return found[0]  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("which", ["meta", "replicated", "inference"])
-def test_loads_of_other_kinds(which: str) -> None:
-    run_ranks(loads_in_other_states, 2, which)
-
-
-def loads_into_submeshes(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [8])
+@on_ranks()
+def test_submeshes_of_a_stage_hold_replicas(rank: int, world: int) -> None:
     """Weights on the axis tp of pp x dp x tp: replicas on dp, other weights on the other stage."""
     mesh = named_mesh((2, 2, 2), ("pp", "dp", "tp"))
     stage = rank // 4
@@ -558,12 +530,9 @@ def loads_into_submeshes(rank: int, world: int) -> None:
     assert (list(found) == [f"of_{stage}"]) == (rank == src)
 
 
-@pytest.mark.parametrize("world", [8])
-def test_submeshes_of_a_stage_hold_replicas(world: int) -> None:
-    run_ranks(loads_into_submeshes, world)
-
-
-def loads_into_flattened_submeshes(rank: int, world: int, unrelated: bool) -> None:
+@pytest.mark.parametrize("unrelated", [False, True])
+@on_ranks(4)
+def test_flattened_submeshes_hold_replicas(rank: int, world: int, unrelated: bool) -> None:
     """Loads into torchtitan's meshes: dp_shard and cp flattened, beside tp."""
     if unrelated:
         own = DeviceMesh(device_type(), [0, 1]), DeviceMesh(device_type(), [2, 3])
@@ -581,11 +550,6 @@ def loads_into_flattened_submeshes(rank: int, world: int, unrelated: bool) -> No
     assert model.get_buffer("plain").sum() == 2
     found = full_state_dict(model, to=1)
     assert rank != 1 or equal(found["weight"], whole)
-
-
-@pytest.mark.parametrize("unrelated", [False, True])
-def test_flattened_submeshes_hold_replicas(unrelated: bool) -> None:
-    run_ranks(loads_into_flattened_submeshes, 4, unrelated)
 
 
 def loads_from_outside(rank: int, world: int) -> tuple[str, str]:
@@ -612,7 +576,10 @@ def test_a_mesh_outside_of_the_group_is_refused() -> None:
         assert "does not take part. Pass a group with all ranks of all meshes as group" in message
 
 
-def offloaded(rank: int, world: int) -> None:
+@pytest.mark.cuda
+@pytest.mark.usefixtures("on_devices")
+@on_ranks(2)
+def test_offloaded_parameters_go_through_the_device(rank: int, world: int) -> None:
     """Shards on the CPU, of a mesh of devices."""
     mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
@@ -626,9 +593,3 @@ def offloaded(rank: int, world: int) -> None:
     for name, whole in full_state_dict(model, to=None, bucket_bytes=40).items():
         assert whole.is_cpu
         assert equal(whole, wholes[name]), name
-
-
-@pytest.mark.cuda
-@pytest.mark.usefixtures("on_devices")
-def test_offloaded_parameters_go_through_the_device() -> None:
-    run_ranks(offloaded, 2)

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from against_full_tensor import Ends, placed_on
-from ranks import device_type, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from against_full_tensor import Ends
+from ranks import device_type, on_ranks, run_ranks
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -53,8 +53,8 @@ def sides(
     source, expected = {}, {}
     for index, (shape, dtype, src, dst) in enumerate(items):
         whole = whole_of(shape, dtype)
-        source[str(index)] = placed_on(src_mesh, src, whole)
-        expected[str(index)] = placed_on(dst_mesh, dst, whole)
+        source[str(index)] = placed(whole, src, src_mesh)
+        expected[str(index)] = placed(whole, dst, dst_mesh)
     destination = {name: empty_like(one) for name, one in expected.items()}
     return (
         source if rank in ends.src_ranks else None,
@@ -150,7 +150,9 @@ def test_ranks_outside_of_the_group_need_not_call() -> None:
     run_ranks(trains_and_serves, 5, [[2], [3]], [0, 1, 2, 3])
 
 
-def fused(rank: int, world: int, by: str) -> None:
+@pytest.mark.parametrize("by", ["mapping", "function"])
+@on_ranks(2)
+def test_views_of_a_fused_tensor_get_the_parts(rank: int, world: int, by: str) -> None:
     """The engine has q and k in one tensor, and names of its own."""
     mesh = mesh_of((world,))
     wholes = {
@@ -169,12 +171,8 @@ def fused(rank: int, world: int, by: str) -> None:
     assert torch.equal(qk, torch.cat(parts).double())
 
 
-@pytest.mark.parametrize("by", ["mapping", "function"])
-def test_views_of_a_fused_tensor_get_the_parts(by: str) -> None:
-    run_ranks(fused, 2, by)
-
-
-def casts(rank: int, world: int) -> tuple[int, ...]:
+@on_ranks(4)
+def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for(rank: int, world: int) -> tuple[int, ...]:
     src, dst = DISJOINT.meshes()
     whole = whole_of((8, 4), torch.float32) / 3
     counts = []
@@ -186,8 +184,8 @@ def casts(rank: int, world: int) -> tuple[int, ...]:
         (torch.int64, torch.int64, {"dtype": torch.bfloat16}, 8),
     ):
         given = whole.to(from_dtype)
-        held = placed_on(src, Layout(("S0",)), given)
-        wanted = placed_on(dst, Layout(("S1",)), torch.zeros_like(whole, dtype=to_dtype))
+        held = placed(given, Layout(("S0",)), src)
+        wanted = placed(torch.zeros_like(whole, dtype=to_dtype), Layout(("S1",)), dst)
         sent = WeightSync(
             {"w": held} if rank < 2 else None, {"w": wanted} if rank >= 2 else None, **options
         )()  # type: ignore[arg-type]
@@ -201,15 +199,11 @@ def casts(rank: int, world: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for() -> None:
-    run_ranks(casts, 4)
-
-
 def sends_changes(rank: int, world: int) -> list[int]:
     src, dst = DISJOINT.meshes()
     whole = torch.arange(64.0 * 64).view(64, 64)
-    held = {name: placed_on(src, Layout(("S0",)), whole) for name in "ab"}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros_like(whole)) for name in "ab"}
+    held = {name: placed(whole, Layout(("S0",)), src) for name in "ab"}
+    wanted = {name: placed(torch.zeros_like(whole), Layout(("S1",)), dst) for name in "ab"}
     sync = WeightSync(held if rank < 2 else None, wanted if rank >= 2 else None, changed_only=True)
     counts = [sync(), sync()]
     local = held["b"]._local_tensor
@@ -242,7 +236,8 @@ def test_only_blocks_that_changed_are_sent() -> None:
     assert all(not any(counts) for counts in receivers)
 
 
-def keeps_what_did_not_change(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_receivers_keep_what_did_not_change_bitwise(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     held = distribute_tensor(torch.arange(2048.0), mesh, [Shard(0)])
     wanted = DTensor.from_local(torch.zeros(2048, dtype=torch.float64), mesh, [Replicate()], run_check=False)
@@ -263,11 +258,8 @@ def keeps_what_did_not_change(rank: int, world: int) -> None:
     assert torch.equal(local, kept)
 
 
-def test_receivers_keep_what_did_not_change_bitwise() -> None:
-    run_ranks(keeps_what_did_not_change, 2)
-
-
-def replaces_memory(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_memory_that_was_replaced_is_found(rank: int, world: int) -> None:
     """A tensor of the trainer gets other memory between two calls, as FSDP2 does when it moves a model."""
     mesh = mesh_of((world,))
     held = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
@@ -278,10 +270,6 @@ def replaces_memory(rank: int, world: int) -> None:
     held._local_tensor = torch.full_like(held._local_tensor, 3)
     sync()
     assert wanted.sum() == 24
-
-
-def test_memory_that_was_replaced_is_found() -> None:
-    run_ranks(replaces_memory, 2)
 
 
 def alone(rank: int, world: int) -> None:
@@ -300,11 +288,12 @@ def test_it_works_without_process_groups() -> None:
     alone(0, 1)
 
 
-def bounds_buffers(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_buffers_keep_within_max_bytes(rank: int, world: int) -> None:
     src, dst = DISJOINT.meshes()
     names = [str(index) for index in range(10)]
-    held = {name: placed_on(src, Layout(("S0",)), torch.ones(16, 16)) for name in names}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros(16, 16)) for name in names}
+    held = {name: placed(torch.ones(16, 16), Layout(("S0",)), src) for name in names}
+    wanted = {name: placed(torch.zeros(16, 16), Layout(("S1",)), dst) for name in names}
     sizes = []
     with mock.patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as sent:
         WeightSync(held if rank < 2 else None, wanted if rank >= 2 else None, max_bytes=3 * 1024)()
@@ -312,10 +301,6 @@ def bounds_buffers(rank: int, world: int) -> None:
     assert sizes == [1536] * 3 + [512]  # three tensors of 512 bytes a batch, sent or received
     if rank >= 2:
         assert all(bool((one._local_tensor == 1).all()) for one in wanted.values())
-
-
-def test_buffers_keep_within_max_bytes() -> None:
-    run_ranks(bounds_buffers, 4)
 
 
 def error_of(call: Any) -> tuple[str, str]:
@@ -414,8 +399,8 @@ def test_differences_are_refused_on_all_ranks_before_the_first_byte(which: str) 
 
 def fails(rank: int, world: int, when: str) -> tuple[str, str]:
     src, dst = DISJOINT.meshes()
-    held = {name: placed_on(src, Layout(("S0",)), torch.ones(4, 4)) for name in "abc"}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros(4, 4)) for name in "abc"}
+    held = {name: placed(torch.ones(4, 4), Layout(("S0",)), src) for name in "abc"}
+    wanted = {name: placed(torch.zeros(4, 4), Layout(("S1",)), dst) for name in "abc"}
     source: Any = held if rank < 2 else None
     destination: Any = wanted if rank >= 2 else None
     if when == "argument":

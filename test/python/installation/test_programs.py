@@ -11,8 +11,9 @@ import torch._dynamo.testing
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
-from programs import WORLDS, Block, check, mesh_of, whole
-from ranks import require_compiled_kernels, run_ranks
+from programs import WORLDS, Block, check, computes_the_same, mesh_of
+from ranks import on_ranks, require_compiled_kernels
+from sharded import full
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -74,7 +75,8 @@ def test_redistribute_that_does_not_wait(pair: str) -> None:
     check(redistributes, 2, pair, [4, 6], [2], True)
 
 
-def waits_by_itself(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_local_tensor_of_a_redistribute_that_does_not_wait_is_pending(rank: int, world: int) -> None:
     x = distributed(rank, mesh_of(world), "P", [4, 6])
     with funcol.installed():
         local = x.redistribute(placements=[Replicate()], async_op=True).to_local()
@@ -83,16 +85,13 @@ def waits_by_itself(rank: int, world: int) -> None:
         assert torch.equal(local, x.full_tensor())
 
 
-def test_a_local_tensor_of_a_redistribute_that_does_not_wait_is_pending() -> None:
-    run_ranks(waits_by_itself, 2)
-
-
-def counts_collectives(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_debug_mode_sees_the_same_collectives(rank: int, world: int) -> None:
     block = parallel_block("sequence", mesh_of(world))
 
     def counts() -> dict[Any, int]:
         with CommDebugMode() as mode:
-            whole(block(sample(0, [2, 4, 8]))).sum().backward()
+            full(block(sample(0, [2, 4, 8]))).sum().backward()
         return dict(mode.get_comm_counts())
 
     expected = counts()
@@ -101,11 +100,8 @@ def counts_collectives(rank: int, world: int) -> None:
         assert counts() == expected
 
 
-def test_a_debug_mode_sees_the_same_collectives() -> None:
-    run_ranks(counts_collectives, 2)
-
-
-def redistributes_on_two_axes(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(4)
+def test_redistribute_on_two_axes(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(2, 2)
     pairs = ["S0,S1 R,R", "S0,S0 R,R", "P,S0 S0,R", "R,P S1,S0", "S0,R S1,S0", "P,P R,R"]
     results = []
@@ -115,11 +111,10 @@ def redistributes_on_two_axes(rank: int, world: int) -> list[Tensor]:
     return results
 
 
-def test_redistribute_on_two_axes() -> None:
-    check(redistributes_on_two_axes, 4)
-
-
-def gathers_whole(rank: int, world: int, source: str, shape: list[int]) -> list[Tensor]:
+@pytest.mark.parametrize("shape", [[4, 6], [5, 3]], ids=str)
+@pytest.mark.parametrize("source", ["S0", "S1", "P"])
+@computes_the_same(2)
+def test_full_tensor_and_its_gradient(rank: int, world: int, source: str, shape: list[int]) -> list[Tensor]:
     x = distributed(rank, mesh_of(world), source, shape).requires_grad_()
     whole = x.full_tensor()
     whole.square().sum().backward()
@@ -127,13 +122,8 @@ def gathers_whole(rank: int, world: int, source: str, shape: list[int]) -> list[
     return [whole.detach(), x.grad.full_tensor()]
 
 
-@pytest.mark.parametrize("shape", [[4, 6], [5, 3]], ids=str)
-@pytest.mark.parametrize("source", ["S0", "S1", "P"])
-def test_full_tensor_and_its_gradient(source: str, shape: list[int]) -> None:
-    check(gathers_whole, 2, source, shape)
-
-
-def computes_on_dtensors(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2)
+def test_operators_on_dtensors_and_their_gradients(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(world)
     x = distribute_tensor(sample(0, [4, 6]), mesh, [Shard(0)]).requires_grad_()
     w = distribute_tensor(sample(1, [6, 5]), mesh, [Shard(1)]).requires_grad_()
@@ -144,11 +134,8 @@ def computes_on_dtensors(rank: int, world: int) -> list[Tensor]:
     return [loss.detach(), x.grad, w.grad]
 
 
-def test_operators_on_dtensors_and_their_gradients() -> None:
-    check(computes_on_dtensors, 2)
-
-
-def maps_locally(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2)
+def test_local_map_with_a_collective_inside(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(world)
     x = distribute_tensor(sample(0, [4, 6]), mesh, [Shard(0)]).requires_grad_()
     w = distribute_tensor(sample(1, [6, 4]), mesh, [Replicate()]).requires_grad_()
@@ -168,10 +155,6 @@ def maps_locally(rank: int, world: int) -> list[Tensor]:
     result.square().sum().backward()
     assert x.grad is not None
     return [result.detach(), x.grad.full_tensor()]
-
-
-def test_local_map_with_a_collective_inside() -> None:
-    check(maps_locally, 2)
 
 
 # Tensor parallel modules
@@ -204,50 +187,61 @@ def forward_and_gradients(model: Callable[[Tensor], Tensor], block: nn.Module) -
     results = []
     for step in range(2):
         x = sample(step, [2, 4, 8]).requires_grad_()
-        output = whole(model(x))
+        output = full(model(x))
         output.square().mean().backward()
         assert x.grad is not None
         results += [output.detach(), x.grad]
         with torch.no_grad():
             for parameter in block.parameters():
                 assert parameter.grad is not None
-                results.append(whole(parameter.grad))
+                results.append(full(parameter.grad))
                 parameter -= 0.1 * parameter.grad
                 parameter.grad = None
     return results
 
 
-def trains_in_parallel(rank: int, world: int, plan: str) -> list[Tensor]:
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("plan", PLANS)
+@computes_the_same()
+def test_a_tensor_parallel_module_trains_the_same(rank: int, world: int, plan: str) -> list[Tensor]:
     block = parallel_block(plan, mesh_of(world))
     return forward_and_gradients(block, block)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_tensor_parallel_module_trains_the_same(world: int, plan: str) -> None:
-    check(trains_in_parallel, world, plan)
-
-
-def computes_a_parallel_loss(rank: int, world: int) -> list[Tensor]:
+@computes_the_same()
+def test_a_parallel_loss_is_the_same(rank: int, world: int) -> list[Tensor]:
     logits = distribute_tensor(sample(0, [4, 10]), mesh_of(world), [Shard(1)]).requires_grad_()
     target = torch.tensor([1, 9, 0, 4])
     with loss_parallel():
         loss = nn.functional.cross_entropy(logits, target)
         loss.backward()
     assert logits.grad is not None
-    return [whole(loss.detach()), logits.grad]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_parallel_loss_is_the_same(world: int) -> None:
-    check(computes_a_parallel_loss, world)
+    return [full(loss.detach()), logits.grad]
 
 
 # FSDP2
 
 
-def trains_sharded(rank: int, world: int) -> list[Tensor]:
+def train_and_gather(model: nn.Module, rank: int) -> list[Tensor]:
+    """Losses of a few steps of Adam on data that differs from rank to rank, then the whole model."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(3):
+        loss = full(model(sample(10 * step + rank, [2, 4, 8]))).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [loss.detach(), full(norm)]
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return [*losses, *state.values()]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@computes_the_same()
+def test_fully_shard_trains_the_same(rank: int, world: int) -> list[Tensor]:
     torch.manual_seed(1)
     model = nn.Sequential(Block(), Block())
     for block in model:
@@ -256,35 +250,12 @@ def trains_sharded(rank: int, world: int) -> list[Tensor]:
     return train_and_gather(model, rank)
 
 
-def train_and_gather(model: nn.Module, rank: int) -> list[Tensor]:
-    """Losses of a few steps of Adam on data that differs from rank to rank, then the whole model."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for step in range(3):
-        loss = whole(model(sample(10 * step + rank, [2, 4, 8]))).square().mean()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses += [loss.detach(), whole(norm)]
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return [*losses, *state.values()]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_fully_shard_trains_the_same(world: int) -> None:
-    check(trains_sharded, world)
-
-
-def trains_sharded_and_parallel(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(4)
+def test_fully_shard_over_tensor_parallel_trains_the_same(rank: int, world: int) -> list[Tensor]:
     mesh = mesh_of(2, 2)
     model = nn.Sequential(parallel_block("sequence", mesh["tp"]))
     fully_shard(model, mesh=mesh["dp"])
     return train_and_gather(model, rank // 2)
-
-
-def test_fully_shard_over_tensor_parallel_trains_the_same() -> None:
-    check(trains_sharded_and_parallel, 4)
 
 
 # Compiled programs
@@ -295,9 +266,8 @@ def trains_compiled(rank: int, world: int, backend: str) -> list[Tensor]:
     return forward_and_gradients(torch.compile(block, backend=backend, fullgraph=True), block)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("world", "backend"), [(4, "aot_eager"), (2, "inductor")])
 def test_a_compiled_tensor_parallel_module_trains_the_same(world: int, backend: str) -> None:
     if backend == "inductor":
         require_compiled_kernels()
@@ -325,7 +295,8 @@ def test_compiled_collectives_give_the_same(backend: str) -> None:
     check(runs_compiled_collectives, 2, backend, pends=False, counts=False)
 
 
-def runs_rewritten_collectives(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2, pends=False, counts=False)
+def test_collectives_that_dynamo_rewrites_give_the_same(rank: int, world: int) -> list[Tensor]:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def compiled(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         reduced, gathered = x.clone(), x.new_empty(world * x.shape[0], x.shape[1])
@@ -338,11 +309,8 @@ def runs_rewritten_collectives(rank: int, world: int) -> list[Tensor]:
     return list(compiled(sample(rank, [4, 3])))
 
 
-def test_collectives_that_dynamo_rewrites_give_the_same() -> None:
-    check(runs_rewritten_collectives, 2, pends=False, counts=False)
-
-
-def compiles_once(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_region_compiles_once_while_installed(rank: int, world: int) -> None:
     group = world_group()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
@@ -357,11 +325,8 @@ def compiles_once(rank: int, world: int) -> None:
     assert counter.frame_count == 1
 
 
-def test_a_region_compiles_once_while_installed() -> None:
-    run_ranks(compiles_once, 2)
-
-
-def switches(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_region_that_calls_a_collective_compiles_once_for_either_state(rank: int, world: int) -> None:
     group = world_group()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
@@ -374,7 +339,3 @@ def switches(rank: int, world: int) -> None:
         with funcol.installed():
             assert compiled(torch.ones(3)).tolist() == [world + 1.0] * 3
     assert counter.frame_count == 2
-
-
-def test_a_region_that_calls_a_collective_compiles_once_for_either_state() -> None:
-    run_ranks(switches, 2)

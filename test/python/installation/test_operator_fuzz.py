@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from ranks import run_ranks
-from sharded import Layout, mesh_of
+from sharded import Layout, full, mesh_of, placed
 from simulated import layouts_of, partials_of
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
-from twins import placed, whole_of
 
 import funcol
 
@@ -115,7 +114,7 @@ def run(info: Any, case: Case, made: Callable[[Tensor, Layout], Tensor]) -> list
     if case.form == "backward" and floats:
         sum((one * one.detach()).abs().sum() for one in floats).backward()  # type: ignore[union-attr]
     gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-    return [whole_of(one) for one in (*results, *gradients, *leaves)]
+    return [full(one) for one in (*results, *gradients, *leaves)]
 
 
 def rounding_of(values: list[Any]) -> float:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.checkpoint as dcp
 from differential import sample, world_group
-from programs import WORLDS, Block, check, mesh_of, whole
-from ranks import run_ranks
+from programs import WORLDS, Block, computes_the_same, mesh_of
+from ranks import on_ranks, run_ranks
+from sharded import full
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -86,7 +87,9 @@ def plan(output: Any) -> dict[str, Any]:
 TOKENS = torch.arange(64).view(4, 16) * 7 % 32
 
 
-def trains_a_model(rank: int, world: int, output: str) -> list[Tensor]:
+@pytest.mark.parametrize(("world", "output"), [(2, "replicated"), (4, "sharded")])
+@computes_the_same()
+def test_a_model_in_tensor_and_sequence_parallel(rank: int, world: int, output: str) -> list[Tensor]:
     torch.manual_seed(1)
     layout = Replicate() if output == "replicated" else Shard(-1)
     model = parallelize_module(Model(), mesh_of(world), plan(layout))
@@ -95,12 +98,8 @@ def trains_a_model(rank: int, world: int, output: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("output", ["replicated", "sharded"])
-def test_a_model_in_tensor_and_sequence_parallel(world: int, output: str) -> None:
-    check(trains_a_model, world, output)
-
-
-def prepares_outputs(rank: int, world: int) -> list[Tensor]:
+@computes_the_same()
+def test_prepared_outputs(rank: int, world: int) -> list[Tensor]:
     torch.manual_seed(1)
     parts = {
         "": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0)),
@@ -111,12 +110,8 @@ def prepares_outputs(rank: int, world: int) -> list[Tensor]:
     return gradients(block, block(sample(0, [4, 4, 8])).square().mean())
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_prepared_outputs(world: int) -> None:
-    check(prepares_outputs, world)
-
-
-def trains_with_both(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(4)
+def test_fully_shard_over_tensor_parallel_with_adamw(rank: int, world: int) -> list[Tensor]:
     torch.manual_seed(1)
     mesh = mesh_of(2, 2)
     model = parallelize_module(Model(), mesh["tp"], plan(Replicate()))
@@ -130,12 +125,8 @@ def trains_with_both(rank: int, world: int) -> list[Tensor]:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-        losses += [loss.detach(), whole(norm)]
+        losses += [loss.detach(), full(norm)]
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
-
-
-def test_fully_shard_over_tensor_parallel_with_adamw() -> None:
-    check(trains_with_both, 4)
 
 
 # Optimizers
@@ -148,7 +139,11 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def optimizes(rank: int, world: int, name: str) -> list[Tensor]:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@computes_the_same()
+def test_an_optimizer(rank: int, world: int, name: str) -> list[Tensor]:
     mesh = mesh_of(world)
     weights = [
         nn.Parameter(distribute_tensor(sample(i, shape), mesh, [placement]))
@@ -163,17 +158,12 @@ def optimizes(rank: int, world: int, name: str) -> list[Tensor]:
     return [weight.detach() for weight in weights]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer(world: int, name: str) -> None:
-    check(optimizes, world, name)
-
-
 # Experts
 
 
-def exchanges_with_experts(rank: int, world: int) -> list[Tensor]:
+@pytest.mark.parametrize("world", WORLDS)
+@computes_the_same()
+def test_tokens_that_go_to_experts_and_back(rank: int, world: int) -> list[Tensor]:
     """Exchanges tokens with experts: every rank has one, and sends each a part of its tokens."""
     group, mesh = world_group(), mesh_of(world)
     experts = nn.Parameter(distribute_tensor(sample(7, [world, 8, 8]), mesh, [Shard(0)]))
@@ -187,15 +177,12 @@ def exchanges_with_experts(rank: int, world: int) -> list[Tensor]:
     return [result.detach(), x.grad, experts.grad]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_tokens_that_go_to_experts_and_back(world: int) -> None:
-    check(exchanges_with_experts, world)
-
-
 # Checkpoints of activations, and of models
 
 
-def recomputes(rank: int, world: int, reentrant: bool) -> list[Tensor]:
+@pytest.mark.parametrize(("world", "reentrant"), [(2, False), (4, True)])
+@computes_the_same()
+def test_activation_checkpointing(rank: int, world: int, reentrant: bool) -> list[Tensor]:
     torch.manual_seed(1)
     parts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     block = parallelize_module(Block(), mesh_of(world), parts)
@@ -204,23 +191,14 @@ def recomputes(rank: int, world: int, reentrant: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(world: int, reentrant: bool) -> None:
-    check(recomputes, world, reentrant)
-
-
-def recomputes_sharded(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(pends=False)
+def test_activation_checkpointing_of_fully_sharded_blocks(rank: int, world: int) -> list[Tensor]:
     torch.manual_seed(1)
     model = nn.Sequential(*(checkpoint_wrapper(Block()) for _ in range(2)))
     for block in model:
         fully_shard(block, mesh=mesh_of(world))
     fully_shard(model, mesh=mesh_of(world))
     return gradients(model, model(sample(rank, [2, 4, 8])).square().mean())
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_activation_checkpointing_of_fully_sharded_blocks(world: int) -> None:
-    check(recomputes_sharded, world, pends=False)
 
 
 def sharded_model(world: int, seed: int) -> nn.Module:
@@ -242,7 +220,7 @@ def passes_on_a_checkpoint(rank: int, world: int, folder: str, saves_with: bool)
         state = get_model_state_dict(other)
         dcp.load(state, checkpoint_id=folder)
         set_model_state_dict(other, state)
-        return [whole(parameter) for parameter in other.parameters()]
+        return [full(parameter) for parameter in other.parameters()]
 
     if saves_with:
         with funcol.installed():
@@ -252,11 +230,10 @@ def passes_on_a_checkpoint(rank: int, world: int, folder: str, saves_with: bool)
         save()
         with funcol.installed():
             loaded = load()
-    torch.testing.assert_close(loaded, [whole(parameter) for parameter in model.parameters()])
+    torch.testing.assert_close(loaded, [full(parameter) for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("saves_with", [True, False])
+@pytest.mark.parametrize(("world", "saves_with"), [(2, True), (4, False)])
 def test_a_distributed_checkpoint(world: int, saves_with: bool) -> None:
     folder = tempfile.mkdtemp()
     try:
@@ -269,7 +246,10 @@ def test_a_distributed_checkpoint(world: int, saves_with: bool) -> None:
 # Programs that PyTorch itself does not support
 
 
-def attends(rank: int, world: int, placement: int | None) -> None:
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("world", "placement"), [(2, None), (4, 0), (2, 1)])
+@on_ranks()
+def test_attention_on_the_cpu(rank: int, world: int, placement: int | None) -> None:
     mesh = mesh_of(world)
     layout = Replicate() if placement is None else Shard(placement)
     plain = [sample(i, [4, 4, 8, 4]).requires_grad_() for i in range(3)]
@@ -284,17 +264,13 @@ def attends(rank: int, world: int, placement: int | None) -> None:
     torch.testing.assert_close(result.full_tensor(), expected)
     for x, y in zip(placed, plain, strict=True):
         assert x.grad is not None
-        torch.testing.assert_close(whole(x.grad), y.grad)
+        torch.testing.assert_close(full(x.grad), y.grad)
 
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("placement", [None, 0, 1])
-def test_attention_on_the_cpu(world: int, placement: int | None) -> None:
-    run_ranks(attends, world, placement)
-
-
-def attends_in_a_ring(rank: int, world: int) -> None:
+@on_ranks()
+def test_context_parallel_attention_on_the_cpu(rank: int, world: int) -> None:
     torch.manual_seed(0)
     inputs = [sample(i, [2, 2, 4 * world, 4]) for i in range(3)]
     weight = sample(9, [4, 4]).requires_grad_()
@@ -313,13 +289,8 @@ def attends_in_a_ring(rank: int, world: int) -> None:
     torch.testing.assert_close(mine.grad, weight.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.cpu_only
-@pytest.mark.parametrize("world", WORLDS)
-def test_context_parallel_attention_on_the_cpu(world: int) -> None:
-    run_ranks(attends_in_a_ring, world)
-
-
-def feeds_a_compiled_region(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_pending_redistribution_that_goes_into_a_compiled_region(rank: int, world: int) -> None:
     mesh = mesh_of(world)
 
     @torch.compile(backend="aot_eager", fullgraph=True)
@@ -332,8 +303,4 @@ def feeds_a_compiled_region(rank: int, world: int) -> None:
         compiled(local).sum().backward()
         assert x.grad is not None
         expected = 2 * (2 * sample(0, [4, 6])).cos()
-        torch.testing.assert_close(whole(x.grad), expected)
-
-
-def test_a_pending_redistribution_that_goes_into_a_compiled_region() -> None:
-    run_ranks(feeds_a_compiled_region, 2)
+        torch.testing.assert_close(full(x.grad), expected)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from programs import check, mesh_of
-from ranks import device_type, run_ranks
+from programs import computes_the_same, mesh_of
+from ranks import device_type, on_ranks
 from torch import Tensor
 from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -43,14 +43,6 @@ def numbered(rank: int, shape: Sequence[int]) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).view(tuple(shape)) + 100 * rank
 
 
-def moves_other_shapes(
-    rank: int, world: int, local: Sequence[int], source: Placement, target: Placement
-) -> list[Tensor]:
-    whole = [4, 8]
-    sizes = [spec_of(whole, one, world) for one in (source, target)]
-    return [redistribute_local_tensor(numbered(rank, local), *sizes)]
-
-
 @pytest.mark.parametrize(
     ("local", "source", "target"),
     [
@@ -62,13 +54,17 @@ def moves_other_shapes(
     ],
     ids=str,
 )
+@computes_the_same(2, pends=False, counts=False)
 def test_local_tensors_that_another_mesh_cuts_too(
-    local: list[int], source: Placement, target: Placement
-) -> None:
-    check(moves_other_shapes, 2, local, source, target, pends=False, counts=False)
+    rank: int, world: int, local: Sequence[int], source: Placement, target: Placement
+) -> list[Tensor]:
+    whole = [4, 8]
+    sizes = [spec_of(whole, one, world) for one in (source, target)]
+    return [redistribute_local_tensor(numbered(rank, local), *sizes)]
 
 
-def gathers_over_one_axis_of_two(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(4, counts=False)
+def test_specs_of_one_axis_of_two(rank: int, world: int) -> list[Tensor]:
     """Data parallelism on top of tensor parallelism: the spec of one axis has the shape of the whole."""
     mesh = mesh_of(2, 2)
     axis = mesh[(mesh.mesh_dim_names or ())[0]]
@@ -78,11 +74,9 @@ def gathers_over_one_axis_of_two(rank: int, world: int) -> list[Tensor]:
     return [redistribute_local_tensor(weight.to_local(), *ends)]
 
 
-def test_specs_of_one_axis_of_two() -> None:
-    check(gathers_over_one_axis_of_two, 4, counts=False)
-
-
-def dtensors_of_other_shapes(rank: int, world: int, target: Placement) -> list[Tensor]:
+@pytest.mark.parametrize("target", [Replicate(), Shard(1)], ids=str)
+@computes_the_same(2, counts=False)
+def test_dtensors_of_other_shapes(rank: int, world: int, target: Placement) -> list[Tensor]:
     x = numbered(rank, [2, 4]).requires_grad_()
     said = DTensor.from_local(x, mesh_of(world), [Shard(0)], shape=torch.Size([4, 8]), stride=(8, 1))
     moved = said.redistribute(placements=[target])
@@ -92,20 +86,12 @@ def dtensors_of_other_shapes(rank: int, world: int, target: Placement) -> list[T
     return [local.detach(), said.full_tensor().detach(), x.grad]
 
 
-@pytest.mark.parametrize("target", [Replicate(), Shard(1)], ids=str)
-def test_dtensors_of_other_shapes(target: Placement) -> None:
-    check(dtensors_of_other_shapes, 2, target, counts=False)
-
-
-def refuses_uneven_ones(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_pytorch_would_cut_wrongly_stays_refused(rank: int, world: int) -> None:
     """PyTorch would cut off rows that are there, by the shape of the whole tensor."""
     ends = [spec_of([7, 8], one, world) for one in (Shard(0), Replicate())]
     with funcol.installed(), pytest.raises(ValueError, match="Pass the shard that belongs"):
         redistribute_local_tensor(numbered(rank, [2, 8]), *ends)
-
-
-def test_what_pytorch_would_cut_wrongly_stays_refused() -> None:
-    run_ranks(refuses_uneven_ones, 2)
 
 
 # Placements of kinds of the program's own
@@ -126,7 +112,10 @@ class Summed(Partial):
 KINDS: dict[str, Placement] = {"rows": Rows(0), "everywhere": Everywhere(), "summed": Summed()}
 
 
-def converts_kinds(rank: int, world: int, kind: str, target: str) -> list[Tensor]:
+@pytest.mark.parametrize("target", ["S0", "S1", "R", "rows", "everywhere"])
+@pytest.mark.parametrize("kind", KINDS)
+@computes_the_same(2, pends=False, counts=False)
+def test_subclasses_of_placements(rank: int, world: int, kind: str, target: str) -> list[Tensor]:
     targets: dict[str, Placement] = {"S0": Shard(0), "S1": Shard(1), "R": Replicate(), **KINDS}
     x = numbered(rank, [4, 4]).requires_grad_()
     held = DTensor.from_local(x, mesh_of(world), [KINDS[kind]])
@@ -137,13 +126,9 @@ def converts_kinds(rank: int, world: int, kind: str, target: str) -> list[Tensor
     return [moved.detach(), whole.detach(), x.grad]
 
 
-@pytest.mark.parametrize("target", ["S0", "S1", "R", "rows", "everywhere"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_subclasses_of_placements(kind: str, target: str) -> None:
-    check(converts_kinds, 2, kind, target, pends=False, counts=False)
-
-
-def goes_to_kinds(rank: int, world: int, kind: str) -> list[Tensor]:
+@pytest.mark.parametrize("kind", ["rows", "everywhere"])
+@computes_the_same(2, pends=False, counts=False)
+def test_to_subclasses_of_placements(rank: int, world: int, kind: str) -> list[Tensor]:
     x = distribute_tensor(numbered(0, [4, 4]), mesh_of(world), [Shard(1)]).requires_grad_()
     y = x.redistribute(placements=[KINDS[kind]])
     y.to_local(grad_placements=[KINDS[kind]]).sum().backward()
@@ -151,15 +136,11 @@ def goes_to_kinds(rank: int, world: int, kind: str) -> list[Tensor]:
     return [y.detach(), x.grad, distribute_tensor(numbered(0, [4, 4]), mesh_of(world), [KINDS[kind]])]
 
 
-@pytest.mark.parametrize("kind", ["rows", "everywhere"])
-def test_to_subclasses_of_placements(kind: str) -> None:
-    check(goes_to_kinds, 2, kind, pends=False, counts=False)
-
-
 # Reductions that no collective has
 
 
-def holds_products(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(2, pends=False, counts=False)
+def test_partials_of_reductions_that_no_collective_has(rank: int, world: int) -> list[Tensor]:
     x = numbered(rank, [2, 3]).requires_grad_()
     held = DTensor.from_local(x, mesh_of(world), [Partial("prod")])
     assert held.placements == (Partial("prod"),)
@@ -169,18 +150,11 @@ def holds_products(rank: int, world: int) -> list[Tensor]:
     return [local.detach(), x.grad]
 
 
-def test_partials_of_reductions_that_no_collective_has() -> None:
-    check(holds_products, 2, pends=False, counts=False)
-
-
-def moves_along_the_other_axis(rank: int, world: int) -> list[Tensor]:
+@computes_the_same(4, pends=False, counts=False)
+def test_what_does_not_touch_their_axis(rank: int, world: int) -> list[Tensor]:
     held = DTensor.from_local(numbered(rank, [2, 4]), mesh_of(2, 2), [Partial("prod"), Shard(0)])
     targets = [Replicate(), Shard(1)]
     return [held.redistribute(placements=[Partial("prod"), one]).to_local() for one in targets]
-
-
-def test_what_does_not_touch_their_axis() -> None:
-    check(moves_along_the_other_axis, 4, pends=False, counts=False)
 
 
 # Rules that programs registered before
@@ -246,7 +220,8 @@ def registered_rules() -> Iterator[list[str]]:
         _compat.forget_decisions()
 
 
-def follows_rules(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_rules_registered_before(rank: int, world: int) -> None:
     x = distribute_tensor(numbered(0, [4, 2, 2]) / 16, mesh_of(world), [Shard(0)])
 
     def results() -> tuple[list[Any], list[Tensor], set[str]]:
@@ -266,14 +241,11 @@ def follows_rules(rank: int, world: int) -> None:
     torch.testing.assert_close(values_during, values)
 
 
-def test_rules_registered_before() -> None:
-    run_ranks(follows_rules, 2)
-
-
 # PyTorch's planners
 
 
-def chooses_planners(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_simulated_ranks_choose_a_planner(rank: int, world: int) -> None:
     chosen: list[bool | None] = []
     planned = redistribution_of_pytorch._gen_transform_infos
 
@@ -294,10 +266,6 @@ def chooses_planners(rank: int, world: int) -> None:
     assert chosen == choices
 
 
-def test_simulated_ranks_choose_a_planner() -> None:
-    run_ranks(chooses_planners, 2)
-
-
 # Symbolic sizes
 
 
@@ -312,7 +280,10 @@ MOVES: list[tuple[Placement, Placement]] = [
 ]
 
 
-def compiles_for_all_sizes(rank: int, world: int, source: Placement, target: Placement) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("source", "target"), MOVES, ids=str)
+@on_ranks(2, timeout=180)
+def test_compiled_for_all_sizes(rank: int, world: int, source: Placement, target: Placement) -> None:
     mesh = mesh_of(world)
 
     def program(x: Tensor) -> Tensor:
@@ -333,13 +304,9 @@ def compiles_for_all_sizes(rank: int, world: int, source: Placement, target: Pla
         assert num_compiles() <= min(before, 3)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("source", "target"), MOVES, ids=str)
-def test_compiled_for_all_sizes(source: Placement, target: Placement) -> None:
-    run_ranks(compiles_for_all_sizes, 2, source, target, timeout=180)
-
-
-def traces_symbols(rank: int, world: int, source: Placement, target: Placement) -> None:
+@on_ranks(2)
+def test_symbols_stay_symbols(rank: int, world: int, source: Placement, target: Placement) -> None:
     mesh = mesh_of(world)
 
     def program(x: Tensor) -> Tensor:
@@ -358,12 +325,13 @@ def traces_symbols(rank: int, world: int, source: Placement, target: Placement) 
         assert torch.equal(graph(other), expected)
 
 
-@pytest.mark.parametrize(("source", "target"), MOVES, ids=str)
-def test_symbols_stay_symbols(source: Placement, target: Placement) -> None:
-    run_ranks(traces_symbols, 2, source, target)
-
-
-def compiles_symbols_under_a_spec_of_numbers(
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(Shard(0), Replicate()), (Partial(), Shard(0)), (Partial(), Replicate()), (Replicate(), Shard(0))],
+    ids=str,
+)
+@on_ranks(2)
+def test_symbols_of_a_local_tensor_stay_symbols_if_its_spec_has_numbers(
     rank: int, world: int, source: Placement, target: Placement
 ) -> None:
     mesh = mesh_of(world)
@@ -383,17 +351,6 @@ def compiles_symbols_under_a_spec_of_numbers(
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [(Shard(0), Replicate()), (Partial(), Shard(0)), (Partial(), Replicate()), (Replicate(), Shard(0))],
-    ids=str,
-)
-def test_symbols_of_a_local_tensor_stay_symbols_if_its_spec_has_numbers(
-    source: Placement, target: Placement
-) -> None:
-    run_ranks(compiles_symbols_under_a_spec_of_numbers, 2, source, target)
-
-
 # Strides of dims of one element
 
 
@@ -407,20 +364,18 @@ def strides(rank: int, world: int) -> list[tuple[int, ...]]:
     return found
 
 
-def has_pytorchs_strides(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_strides_of_dims_of_one_element(rank: int, world: int) -> None:
     before = strides(rank, world)
     with funcol.installed():
         assert strides(rank, world) == before
 
 
-def test_strides_of_dims_of_one_element() -> None:
-    run_ranks(has_pytorchs_strides, 2)
-
-
 # Meshes that the program dropped
 
 
-def drops_meshes(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_dropped_meshes_go(rank: int, world: int) -> None:
     def alive_of(count: int) -> int:
         references = []
         for _ in range(count):
@@ -435,7 +390,3 @@ def drops_meshes(rank: int, world: int) -> None:
 
     with funcol.installed():
         assert alive_of(6) <= 1
-
-
-def test_dropped_meshes_go() -> None:
-    run_ranks(drops_meshes, 2)

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_settings import checked
 from ranks import RankError, run_ranks
-from sharded import mesh_of
-from twins import placed
+from sharded import mesh_of, placed
 
 import funcol
 

@@ -40,7 +40,7 @@ def operator_counts() -> dict[str, dict[str, int]]:
 
     - ``"argument"``: an argument of another kind, such as a subclass of DTensor or a plain tensor with dims;
     - ``"decision"``: a decision that moves what is written to or viewed, rewrites the operator, or fails;
-    - ``"full"``: a call that is not remembered, while the table of calls is full: see
+    - ``"full"``: served in C++, but decided anew, since the table of calls is full: see
       :func:`funcol.table_limits`;
     - ``"handler"``: a handler of PyTorch's or of the program for the operator;
     - ``"kind"``: an operator that changes the shape of its argument in place, compares tensors of all ranks,

@@ -73,6 +73,11 @@ def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_s
     )
 
 
+def reduce_scatter_input_fn(fsdp_params: list[Any], unsharded_grads: list[Tensor], world_size: int) -> Any:
+    """PyTorch counterpart: ``_fsdp_collectives._default_reduce_scatter_input_fn``."""
+    return _C.fsdp_padded_sizes(fsdp_params, unsharded_grads, world_size)
+
+
 def cast_and_view_sharded_grads(
     reduce_output: Tensor,
     fsdp_params: list[Any],
@@ -94,6 +99,13 @@ def cast_and_view_sharded_grads(
         _fsdp_collectives.record_grad_output_stream(output, consumer_stream)
     _C.fsdp_accumulate(output, fsdp_params, padded_unsharded_sizes, world_size)
     return []
+
+
+def reduce_scatter_copy_in(
+    unsharded_grads: list[Tensor], reduce_scatter_input: Tensor, world_size: int
+) -> Any:
+    """PyTorch counterpart: ``_fsdp_collectives.foreach_reduce_scatter_copy_in``."""
+    return _C.fsdp_reduce_copy_in(unsharded_grads, reduce_scatter_input, world_size)
 
 
 def register_post_backward_hook(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,6 +148,11 @@ class RegisterPostBackwardFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return _fsdp_param_group.RegisterPostBackwardFunction.backward(ctx, *gradients)
+
+
+def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
+    """PyTorch counterpart: ``FSDPParam.to_sharded_dtensor``."""
+    return _C.fsdp_sharded_dtensor(self, tensor)
 
 
 def unshard(self: Any, async_op: bool = False) -> Any:

@@ -194,12 +194,12 @@ FUNCTIONS: dict[str, Function] = {
         ("ca436c2a", ABSENT), _C.fsdp_take_gradients, _UNSHARDED_GRADIENTS
     ),
     "_default_reduce_scatter_input_fn": Function(
-        ("20005573", ABSENT), _C.fsdp_padded_sizes, ("_get_dim0_padded_size",)
+        ("20005573", ABSENT), calls.reduce_scatter_input_fn, ("_get_dim0_padded_size",)
     ),
     "_cast_and_view_sharded_grads": Function(
         ("c195eba8", ABSENT), calls.cast_and_view_sharded_grads, _SHARDED_GRADIENTS
     ),
-    "foreach_reduce_scatter_copy_in": Function(("2185bb5e", "18cd2ea6"), _C.fsdp_reduce_copy_in),
+    "foreach_reduce_scatter_copy_in": Function(("2185bb5e", "18cd2ea6"), calls.reduce_scatter_copy_in),
     "FSDPParamGroup._register_post_backward_hook": Function(
         ("ecb84435",),
         calls.register_post_backward_hook,
@@ -211,7 +211,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "FSDPParam.to_sharded_dtensor": Function(
         ("0f84dca2", "ba720aa5"),
-        _C.fsdp_sharded_dtensor,
+        calls.to_sharded_dtensor,
         ("_from_local_no_grad", "_get_dtensor_spec_with_dtype"),
     ),
     "_spmd_no_typecheck": Function(("18a10921", ABSENT), calls.no_typecheck),

@@ -242,5 +242,5 @@ def test_shape_that_needs_the_size_of_an_unknown_group_is_refused(op: str, is_fa
 
 @pytest.mark.parametrize("op", SHAPES_ALONE)
 def test_data_needs_the_group(op: str) -> None:
-    with pytest.raises(ValueError, match="no process group (is registered under the name 'nowhere'|yet)"):
+    with pytest.raises(ValueError, match=r"no process group (is registered under the name 'nowhere'|yet)"):
         SHAPES_ALONE[op](torch.ones(4, 3))

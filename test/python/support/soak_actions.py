@@ -142,7 +142,7 @@ class Actions:
             expect(difference(actual, expected) is None, program)
 
     def varies_lengths(self) -> None:
-        for length in [self.chosen.randrange(1, 10_000) for _ in range(10)]:
+        for length in [self.chosen.randrange(1, 10_000) for _ in range(30)]:
             whole = torch.arange(2.0 * length).reshape(length, 2) / length
             dtensor = distribute_tensor(whole, self.line, [Shard(0)])
             result = (dtensor * 2 + 1).softmax(1)

@@ -28,8 +28,9 @@ Samples = dict[str, list[float]]
 # this much of resident memory. test_soak.py shows that funcol keeps nothing beside.
 GROUP_BYTES = 650
 
-# Of each table: so low that varying lengths fill it in the first minutes.
-TABLE_BYTES = 1 << 18
+# Of each table: so low that varying lengths fill it in the first minutes. Then its entries settle, of which
+# one new call in 16 replaces some.
+TABLE_BYTES = 1 << 16
 
 
 def sample() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -89,7 +90,7 @@ class LocalMap:
         self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
         self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
-        self._kept: list[Any] = []
+        self._kept: dict[tuple[int, ...], list[Any]] = {}  # whose identities a key holds
 
     # Eager calls
 
@@ -190,12 +191,15 @@ class LocalMap:
         if len(self._by_identity) >= _MAX_REMEMBERED:
             self._by_identity.clear()
             self._kept.clear()
+        for known, held in list(self._kept.items()):
+            if held == kept and any(map(operator.is_not, held, kept)):  # forgotten, and made anew
+                del self._by_identity[known], self._kept[known]
         key = tuple(
             int(isinstance(arg, Tensor)) if one is None else id(one)
             for arg, one in zip(flat, kept, strict=True)
         )
         self._by_identity[key] = signature
-        self._kept.append(kept)  # whose identities the key holds
+        self._kept[key] = kept
         return signature
 
     def _check_arguments(self, flat: Sequence[Any]) -> None:

@@ -21,12 +21,14 @@ from local_programs import (
 from ranks import on_ranks, run_ranks
 from sharded import mesh_of
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import funcol
 from funcol.local_map import apply_local_map
+from funcol.local_map.arguments import LocalMapArguments
+from funcol.local_map.eager import LocalMap
 from funcol.local_map.regions import gradient_placements, placements_of, text_of
 
 ON_DEVICES = True
@@ -319,3 +321,16 @@ def test_errors_say_what_came_and_what_was_expected(rank: int, world: int, what:
     error, message = ERRORS[what]
     with pytest.raises(error, match=message):
         calls[what]()
+
+
+@on_ranks(4)
+def test_a_local_map_keeps_one_signature_of_a_call_however_often_specs_are_forgotten(
+    rank: int, world: int
+) -> None:
+    placements = (Shard(0),)
+    weight = distribute_tensor(torch.ones(4, 4), mesh_of((world,)), placements)
+    doubled = LocalMap(lambda local: local * 2, LocalMapArguments(out_placements=(placements,)))
+    for _ in range(3):
+        doubled.run((weight,), {})
+        funcol._C.clear_tables()
+    assert len(doubled._by_identity) == len(doubled._kept) == 1

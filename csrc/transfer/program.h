@@ -1,4 +1,4 @@
-// What one rank does to move a tensor.
+// The program by which one rank moves a tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,11 +111,7 @@ class Way {
         src,       checked_layout("funcol::redistribute: src_spec", key.src, src.mesh, key.shape),
         dst,       checked_layout("funcol::redistribute: dst_spec", key.dst, dst.mesh, key.shape),
         key.shape, key.itemsize};
-    try {
-      return ready(planned(task, key));
-    } catch (const std::invalid_argument& error) {
-      TORCH_CHECK_VALUE(false, error.what());
-    }
+    return ready(planned(task, key));
   }
 
  private:

@@ -27,12 +27,8 @@ Plan make_plan(const TransferKey& key, const Mesh& mesh) {
   const Redistribution task{mesh, key.shape, key.itemsize,
                             checked_layout("funcol::redistribute: src_spec", key.src, mesh, key.shape),
                             checked_layout("funcol::redistribute: dst_spec", key.dst, mesh, key.shape)};
-  try {
-    const WithoutGil no_gil;
-    return plan_redistribution(task, key.model.value_or(CostModel(default_alpha_beta(mesh))), key.max_bytes);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
+  const WithoutGil no_gil;
+  return plan_redistribution(task, key.model.value_or(CostModel(default_alpha_beta(mesh))), key.max_bytes);
 }
 
 }  // namespace
@@ -53,9 +49,13 @@ ProgramPtr find_program(const TransferKey& key, const MakeProgram& make) {
   if (const auto* known = transfers().find(key)) {
     return known->program;
   }
-  auto program = std::make_shared<const TransferProgram>(make(key));
-  transfers().put(key, {program, {}});
-  return program;
+  try {
+    auto program = std::make_shared<const TransferProgram>(make(key));
+    transfers().put(key, {program, {}});
+    return program;
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
 }
 
 RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,

@@ -69,7 +69,8 @@ struct RememberedTransfer {
 
 using MakeProgram = std::function<TransferProgram(const TransferKey&)>;
 
-// The remembered program of `key`; that of `make` if there is none.
+// The remembered program of `key`; that of `make` if there is none. What planning throws becomes a
+// ValueError.
 ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
 
 // The transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and `order`,

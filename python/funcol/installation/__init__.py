@@ -154,7 +154,7 @@ _lock = threading.Lock()
 _installed: _Installation | None = None
 _undo_dtensor: Callable[[], None] | None = None
 _BY_INSTALL = object()
-# Whether DTensor is wanted, too, by install() and by each open installed().
+# Who wants funcol, install() or an open installed(): true if DTensor is wanted, too.
 _wanted: dict[object, bool] = {}
 
 

@@ -288,7 +288,7 @@ def rows_of(x: Tensor, *numbers: int) -> Any:
 def test_a_batch_norm_of_a_frozen_input_has_gradients_where_strided_shards_cut_it(
     x: Tensor, *, training: bool
 ) -> Any:
-    """Those of weight and bias; two kinds of shards cut ``x``."""
+    """Compares the gradients of weight and bias; two kinds of shards cut ``x``."""
     mean, scale = weight(x, 6), weight(x, 6)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[_StridedShard(0, split_factor=2), Shard(0)])

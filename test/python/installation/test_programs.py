@@ -309,8 +309,8 @@ def test_collectives_that_dynamo_rewrites_give_the_same(rank: int, world: int) -
     return list(compiled(sample(rank, [4, 3])))
 
 
-@on_ranks(2)
-def test_a_region_compiles_once_while_installed(rank: int, world: int) -> None:
+def counted_region() -> tuple[Callable[[Tensor], Tensor], Any]:
+    """Returns a compiled function with an all_reduce, and the counter of its compilations."""
     group = world_group()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
@@ -318,22 +318,22 @@ def test_a_region_compiles_once_while_installed(rank: int, world: int) -> None:
     def compiled(x: Tensor) -> Tensor:
         return stock.all_reduce(x, "sum", group) + 1
 
+    return compiled, counter
+
+
+@on_ranks(2)
+def test_a_region_compiles_once_while_installed(rank: int, world: int) -> None:
+    compiled, counter = counted_region()
     with funcol.installed():
         for _ in range(3):
-            compiled(stock.all_reduce(torch.ones(3), "sum", group))
+            compiled(stock.all_reduce(torch.ones(3), "sum", world_group()))
         compiled(torch.ones(3))
     assert counter.frame_count == 1
 
 
 @on_ranks(2)
 def test_a_region_that_calls_a_collective_compiles_once_for_either_state(rank: int, world: int) -> None:
-    group = world_group()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(backend=counter, fullgraph=True)
-    def compiled(x: Tensor) -> Tensor:
-        return stock.all_reduce(x, "sum", group) + 1
-
+    compiled, counter = counted_region()
     for _ in range(3):
         assert compiled(torch.ones(3)).tolist() == [world + 1.0] * 3
         with funcol.installed():

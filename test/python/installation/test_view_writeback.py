@@ -331,7 +331,7 @@ def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(x: Tensor, *, na
 )
 @as_on_plain_tensors(lambda: [numbers(5, 3)], words="S0", backward=True, compiles={})
 def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(x: Tensor, *, name: str) -> Any:
-    """Of a product: PyTorch has no gradients of compiled regions that write to their own inputs."""
+    """Writes to a product: PyTorch has no gradients of compiled regions that write to their own inputs."""
     return WRITES[name](x * 1)
 
 

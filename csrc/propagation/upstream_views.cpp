@@ -14,11 +14,18 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
+bool is_reshape(std::string_view op) {
+  return op == "aten::view" || op == "aten::_unsafe_view" || op == "aten::reshape" || op == "aten::view_copy";
+}
+
+// Returns true for a reshape whose input PyTorch never redistributes, but makes strided shards.
+bool is_strict(std::string_view op) { return op == "aten::view" || op == "aten::_unsafe_view"; }
+
 // For each dim of the input, the dim of the result that holds its shards, where every rank's part of the
 // input becomes that of the result.
-DimMap reshaped_dims(const Shape& from, const Shape& to) {
-  DimMap map(from.size());
-  for (const auto& group : dim_groups(from, to)) {
+DimMap reshaped_dims(const std::vector<DimGroup>& groups, size_t num_dims, const Shape& to) {
+  DimMap map(num_dims);
+  for (const auto& group : groups) {
     const auto first = std::ranges::find_if(group.to, [&](int64_t dim) { return to[dim] > 1; });
     if (!group.from.empty() && first != group.to.end() && (group.from.size() == 1 || group.to.size() == 1)) {
       map[group.from[0]] = *first;
@@ -47,9 +54,6 @@ DimMap transposed_dims(const OpCall& call, const Shape& shape) {
 
 std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const Shape& to) {
   const std::string_view op = call.op;
-  if (op == "aten::view" || op == "aten::_unsafe_view" || op == "aten::reshape" || op == "aten::view_copy") {
-    return num_elements(from) == 0 ? std::nullopt : std::optional(reshaped_dims(from, to));
-  }
   if (op == "aten::permute") {
     return permuted_dims(dims_argument(call, "dims"));
   }
@@ -67,44 +71,152 @@ std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const 
   return std::nullopt;
 }
 
+// Finds the placements of the result, axis by axis.
+class ViewedShards {
+ public:
+  ViewedShards(const OpCall& call, const std::vector<Placement>& placements, const Mesh& mesh)
+      : from_(call.tensors[0].shape),
+        to_(call.outputs[0]->shape),
+        placements_(placements),
+        mesh_(mesh),
+        is_strict_(is_strict(call.op)),
+        num_shards_(from_.size(), 1) {
+    if (!is_reshape(call.op)) {
+      map_ = dims_of_view(call, from_, to_);
+    } else if (num_elements(from_) > 0) {
+      groups_ = dim_groups(from_, to_);
+      map_ = reshaped_dims(groups_, from_.size(), to_);
+    }
+  }
+
+  std::optional<std::vector<Placement>> find() {
+    if (!map_) {
+      return std::nullopt;
+    }
+    auto viewed = placements_;
+    for (size_t axis = 0; axis < placements_.size(); ++axis) {
+      if (placements_[axis].is_shard()) {
+        const auto shard = placements_[axis].is_strided() ? strided_shard(axis) : plain_shard(axis);
+        if (!shard) {
+          return std::nullopt;
+        }
+        viewed[axis] = *shard;
+        num_shards_[placements_[axis].dim] *= mesh_.sizes[axis];
+      }
+    }
+    return viewed;
+  }
+
+ private:
+  std::optional<Placement> plain_shard(size_t axis) const {
+    const auto dim = placements_[axis].dim;
+    const auto target = map_->at(dim);
+    if (!target) {
+      return flattened_shard(dim);
+    }
+    const auto size = from_[dim];
+    const auto count = num_shards_[dim] * mesh_.sizes[axis];
+    if (size != to_[*target] && (size <= 1 || size % count != 0 || to_[*target] % count != 0)) {
+      return std::nullopt;
+    }
+    return Placement::shard(*target);
+  }
+
+  // A dim that is flattened after others: its shards are pieces that are repeated for each index of those.
+  std::optional<Placement> flattened_shard(int64_t dim) const {
+    const auto* const group = group_of(dim);
+    if (!is_strict_ || group == nullptr || group->to.size() != 1 ||
+        !std::ranges::all_of(group->from, [&](int64_t other) { return is_cut_evenly_in_blocks(other); })) {
+      return std::nullopt;
+    }
+    int64_t num_pieces = 1;
+    for (const int64_t before : group->from) {
+      if (before == dim) {
+        break;
+      }
+      num_pieces *= from_[before] / num_shards_[before];
+    }
+    return num_pieces == 1 ? std::nullopt : std::optional(Placement::shard(group->to[0], num_pieces));
+  }
+
+  // The pieces of a strided shard are those of a dim that is split off, or stay as they are.
+  std::optional<Placement> strided_shard(size_t axis) const {
+    const auto& shard = placements_[axis];
+    const auto target = map_->at(shard.dim);
+    if (!target) {
+      return std::nullopt;
+    }
+    if (from_[shard.dim] == to_[*target]) {
+      return Placement::shard(*target, shard.split_factor);
+    }
+    const auto* const group = group_of(shard.dim);
+    if (group == nullptr || group->from.size() != 1 || is_cut_beside(axis)) {
+      return std::nullopt;
+    }
+    int64_t num_pieces = 1;  // of the dims before, by all axes
+    for (const int64_t dim : group->to) {
+      if (num_pieces == shard.split_factor * num_shards_[shard.dim]) {
+        return to_[dim] % mesh_.sizes[axis] == 0 ? std::optional(Placement::shard(dim)) : std::nullopt;
+      }
+      num_pieces *= to_[dim];
+    }
+    return std::nullopt;
+  }
+
+  // Returns true if PyTorch's rule may refuse to take the strided shards of `axis` apart, since other axes
+  // cut the same dim: it takes the shards of an earlier axis for those of `axis`, too.
+  bool is_cut_beside(size_t axis) const {
+    const auto dim = placements_[axis].dim;
+    const auto first = group_of(dim)->to[0];
+    for (size_t other = 0; other < placements_.size(); ++other) {
+      const auto& placement = placements_[other];
+      if (other != axis && placement.is_shard() && placement.dim == dim &&
+          (placement.is_strided() || (other < axis && to_[first] % mesh_.sizes[axis] != 0))) {
+        return true;
+      }
+    }
+    return mesh_.sizes[axis] == 1;
+  }
+
+  const DimGroup* group_of(int64_t dim) const {
+    const auto group = std::ranges::find_if(
+        groups_, [&](const auto& one) { return std::ranges::find(one.from, dim) != one.from.end(); });
+    return group == groups_.end() ? nullptr : &*group;
+  }
+
+  // Returns true if all axes that shard the dim together cut it into equal blocks.
+  bool is_cut_evenly_in_blocks(int64_t dim) const {
+    int64_t count = 1;
+    for (size_t axis = 0; axis < placements_.size(); ++axis) {
+      if (placements_[axis].is_shard() && placements_[axis].dim == dim) {
+        if (placements_[axis].is_strided()) {
+          return false;
+        }
+        count *= mesh_.sizes[axis];
+      }
+    }
+    return from_[dim] % count == 0;
+  }
+
+  const Shape& from_;
+  const Shape& to_;
+  const std::vector<Placement>& placements_;
+  const Mesh& mesh_;
+  bool is_strict_;
+  std::vector<DimGroup> groups_;  // of a reshape
+  std::optional<DimMap> map_;
+  std::vector<int64_t> num_shards_;  // by dim, by the axes so far
+};
+
 }  // namespace
 
 std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
                                                     const std::vector<Placement>& placements,
                                                     const Mesh& mesh) {
-  if (call.tensors.size() != 1 || call.outputs.size() != 1) {
+  if (call.tensors.size() != 1 || call.outputs.size() != 1 || !call.outputs[0]) {
     return std::nullopt;
   }
-  const auto& output = call.outputs[0];
-  if (!output) {
-    return std::nullopt;
-  }
-  const auto& from = call.tensors[0].shape;
-  const auto& to = output->shape;
-  const auto map = dims_of_view(call, from, to);
-  if (!map) {
-    return std::nullopt;
-  }
-  auto viewed = placements;
-  std::vector<int64_t> num_shards(from.size(), 1);
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    const auto& placement = placements[axis];
-    if (!placement.is_shard()) {
-      continue;
-    }
-    const auto target = placement.is_strided() ? std::nullopt : map->at(placement.dim);
-    if (!target) {
-      return std::nullopt;
-    }
-    const auto size = from[placement.dim];
-    auto& count = num_shards[placement.dim];
-    count *= mesh.sizes[axis];
-    if (size != to[*target] && (size <= 1 || size % count != 0 || to[*target] % count != 0)) {
-      return std::nullopt;
-    }
-    viewed[axis] = Placement::shard(*target);
-  }
-  return viewed;
+  return ViewedShards(call, placements, mesh).find();
 }
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// PyTorch's rule of the whole mesh for views, where all releases of PyTorch agree.
+// PyTorch's rule of the whole mesh for views, where it leaves the input as it is.
 //
 // PyTorch's counterpart: propagate_shape_and_sharding (torch.distributed.tensor._ops._view_ops).
 #pragma once
@@ -13,12 +13,13 @@
 namespace funcol {
 
 // Returns the placements of the result of a view whose input stays as it is. Returns nullopt for an operator
-// that is no view, and unless each sharded dim keeps its size, or is the first one of those that it is
-// flattened with or split into, and the axes that shard it divide its size and that of the dim that it
-// becomes.
+// that is no view, and unless each sharded dim keeps its size or is cut evenly, before and after. A dim that
+// is flattened after others has strided shards, which become plain ones where the dims are split again.
 //
-//   f32[8, 6] "S0", view to [2, 4, 6] on 2 ranks:  "S0"
-//   f32[8, 6] "S1", view to [48] on 2 ranks:       nullopt, a strided shard
+//   f32[8, 6] "S0", view to [2, 4, 6] on 2 ranks:     "S0"
+//   f32[8, 6] "S1", view to [48] on 2 ranks:          "_S(0, 8)"
+//   f32[48] "_S(0, 8)", view to [8, 6] on 2 ranks:    "S1"
+//   f32[7, 6] "S0", view to [42] on 2 ranks:          nullopt
 //
 // call.outputs must be filled in.
 std::optional<std::vector<Placement>> upstream_view(const OpCall& call,

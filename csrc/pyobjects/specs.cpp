@@ -172,7 +172,7 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
   return callback(Callback::kMakeSpec)(
       mesh, placements, to_python_order(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
       py::tuple(py::cast(spec.meta.stride)), to_python(static_cast<at::ScalarType>(spec.meta.dtype)),
-      has_strided_shards(spec.layout) ? py::object(py::bool_(strided_as_order)) : py::none());
+      strided_as_order && has_strided_shards(spec.layout));
 }
 
 Geometry geometry_of(py::handle spec) {
@@ -255,13 +255,14 @@ py::object to_python_meta(const TensorMeta& meta) {
                                       to_python(static_cast<at::ScalarType>(meta.dtype))));
 }
 
-// Makes a spec of a layout that is known and has neither masks nor strided shards, without Python. Returns
-// null for another layout.
-py::object spec_of_known_layout(const Spec& spec, py::handle mesh) {
-  auto& layouts = specs_of_layouts();
-  auto known = layouts.find(words_of_spec(spec.layout, true));
-  known = known == layouts.end() ? layouts.find(words_of_spec(spec.layout, false)) : known;
-  if (known == layouts.end() || has_strided_shards(spec.layout)) {
+// Makes a spec of a layout that is known and has no masks, without Python. Returns null for another layout.
+py::object spec_of_known_layout(const Spec& spec, py::handle mesh, bool strided_as_order) {
+  const auto& layouts = specs_of_layouts();
+  auto known = layouts.find(words_of_spec(spec.layout, strided_as_order));
+  if (known == layouts.end() && !has_strided_shards(spec.layout)) {
+    known = layouts.find(words_of_spec(spec.layout, !strided_as_order));
+  }
+  if (known == layouts.end()) {
     return {};
   }
   const auto made = copy(
@@ -278,7 +279,7 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
   if (const auto* const known = specs().find(key)) {
     return *known;
   }
-  auto spec = spec_of_known_layout(value, mesh);
+  auto spec = spec_of_known_layout(value, mesh, strided_as_order);
   auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, spec ? spec : make());
   specs().put(std::move(key), shared);
   return shared;

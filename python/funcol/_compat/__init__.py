@@ -353,25 +353,22 @@ def make_spec(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    strided_as_order: bool | None,
+    strided_as_order: bool,
 ) -> Any:
-    """A ``DTensorSpec``.
+    """Returns a ``DTensorSpec``, made in a tenth of the constructor's time.
 
-    ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` says whether strided shards
-    stand for an order of axes; ``None`` if there are no strided shards.
+    ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` is true if strided shards
+    stand for an order of axes.
     """
     spec_type, entry_type, meta_type = _spec_types()
-    meta = meta_type(torch.Size(shape), stride, dtype)
-    how: dict[str, Any] = {"shard_order": tuple(map(entry_type._make, order))}
-    if strided_as_order is None:  # at a tenth of the constructor's time
-        spec = spec_type.__new__(spec_type)
-        vars(spec).update(_SPEC_FIELDS, mesh=mesh, placements=placements, tensor_meta=meta, **how)
-        return spec
-    if "use_strided_shard_as_shard_order" in spec_type.__dataclass_fields__:
-        if strided_as_order:
-            how.clear()
-        how["use_strided_shard_as_shard_order"] = strided_as_order
-    return spec_type(mesh, placements, tensor_meta=meta, **how)
+    spec = spec_type.__new__(spec_type)
+    fields = vars(spec)
+    fields.update(_SPEC_FIELDS, mesh=mesh, placements=placements)
+    fields["tensor_meta"] = meta_type(torch.Size(shape), stride, dtype)
+    fields["shard_order"] = tuple(map(entry_type._make, order))
+    if strided_as_order and "use_strided_shard_as_shard_order" in _SPEC_FIELDS:
+        fields.update(use_strided_shard_as_shard_order=True, shard_order=None)
+    return spec
 
 
 @functools.cache

@@ -48,12 +48,22 @@ TEST(UpstreamView, KeepsTheFirstDimOfASplitAndOfAFlattening) {
 }
 
 TEST(UpstreamView, LeavesOthersToPyTorch) {
-  EXPECT_EQ(viewed({8, 6}, {48}, "S1,R"), "");        // a strided shard
+  EXPECT_EQ(viewed({8, 5}, {40}, "S1,R"), "");        // uneven
   EXPECT_EQ(viewed({8, 6}, {2, 4, 6}, "S0,S0"), "");  // 4 shards of 2
   EXPECT_EQ(viewed({6, 8}, {48}, "S0,S0"), "");       // uneven
   EXPECT_EQ(viewed({6, 4}, {4, 6}, "S0,R"), "");      // dims flattened and split
   EXPECT_EQ(viewed({1, 6}, {6}, "S0,R"), "");         // no such dim in the result
   EXPECT_EQ(viewed({0, 6}, {0}, "S0,R"), "");
+}
+
+TEST(UpstreamView, MakesStridedShardsAndTakesThemApart) {
+  EXPECT_EQ(viewed({8, 6}, {48}, "S1,R"), "_S(0, 8)R");
+  EXPECT_EQ(viewed({48}, {8, 6}, "_S(0,8),R"), "S(1)R");
+  EXPECT_EQ(viewed({8, 6, 5}, {48, 5}, "S0,S1"), "S(0)_S(0, 4)");
+  EXPECT_EQ(viewed({48, 5}, {8, 6, 5}, "S0,_S(0,4)"), "S(0)S(1)");
+  EXPECT_EQ(viewed({48, 5}, {1, 48, 5}, "S0,_S(0,4)"), "S(1)_S(1, 4)");
+  EXPECT_EQ(viewed({48}, {4, 12}, "_S(0,8),R"), "");                   // other pieces than those of the split
+  EXPECT_EQ(viewed({48}, {6, 8}, "S0,_S(0,3)", mesh_of({2, 4})), "");  // refused, though right
 }
 
 TEST(UpstreamView, PermutesAndExpandsDims) {
@@ -67,6 +77,9 @@ TEST(UpstreamView, PermutesAndExpandsDims) {
           CallOf("aten::transpose.int").with("self", x).with("dim0", int64_t{0}).with("dim1", int64_t{-1}),
           {6, 4}, "S0,S1", mesh),
       "S(1)S(0)");
+  EXPECT_EQ(placements_of(CallOf("aten::permute").with("self", x).with("dims", test::integers({-1, 0})),
+                          {6, 4}, "S1,_S(0,2)", mesh),
+            "S(0)_S(1, 2)");
   EXPECT_EQ(placements_of(CallOf("aten::unsqueeze").with("self", x).with("dim", int64_t{0}), {1, 4, 6},
                           "S0,R", mesh),
             "S(1)R");

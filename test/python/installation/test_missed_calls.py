@@ -107,6 +107,21 @@ def transpose(mesh: DeviceMesh, rows: int) -> Call:
     return lambda: x.transpose(0, 1)
 
 
+def flatten_heads(mesh: DeviceMesh, rows: int) -> Call:
+    x = on(mesh, (4, 8, rows), None, Shard(1))
+    return lambda: x.view(32, rows)
+
+
+def split_heads(mesh: DeviceMesh, rows: int) -> Call:
+    heads = on(mesh, (4, 8, rows), None, Shard(1)).view(32, rows)
+    return lambda: heads.view(4, 8, rows)
+
+
+def transpose_heads(mesh: DeviceMesh, rows: int) -> Call:
+    heads = on(mesh, (4, 8, rows), None, Shard(1)).view(32, rows)
+    return lambda: heads.transpose(0, 1)
+
+
 def softmax(mesh: DeviceMesh, rows: int) -> Call:
     x = on(mesh, (rows, 16), Shard(0))
     return lambda: torch.softmax(x, 1)
@@ -185,6 +200,9 @@ CALLS = [
     view,
     flatten,
     transpose,
+    flatten_heads,
+    split_heads,
+    transpose_heads,
     softmax,
     layer_norm,
     vector_norm,

@@ -12,7 +12,7 @@
 
 namespace funcol::kernels {
 
-// CPU. Writes the elements at the positions [first, first + count) to `out`. T is float, double, int64_t or
+// Writes the elements at the positions [first, first + count) to `out`. T is float, double, int64_t or
 // bool. int64_t and bool elements may be integers, geometric or Bernoulli numbers.
 template <typename T>
 void fill_random(T* out, const RandomNumbers& numbers, const RandomKey& key, int64_t first, int64_t count);
@@ -40,12 +40,5 @@ struct RandomBox {
     return numel;
   }
 };
-
-// CUDA. Enqueues on `stream` (a cudaStream_t) of the current device the writing of the elements of `box` to
-// the shard at `out`, and returns at once: null, or the text of the launch error. `seed` is in device memory,
-// so that each replay of a graph finds another one; the key's offset is 0.
-template <typename T>
-const char* fill_random_cuda(T* out, const RandomNumbers& numbers, const int64_t* seed, const RandomBox& box,
-                             void* stream);
 
 }  // namespace funcol::kernels

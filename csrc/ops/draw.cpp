@@ -29,9 +29,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda_library.h"
 #include "kernels/random.h"
 #include "layout/positions.h"
 #include "ops/operator.h"
@@ -200,10 +202,13 @@ void fill_on_cuda(const Tensor& out, const RandomNumbers& numbers, const Tensor&
                   const Positions& positions) {
   const c10::DeviceGuard device(out.device());
   const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(out.device());
+  const auto* const functions = kernels::cuda_library().functions;
   for (const auto& box : positions.boxes()) {
-    const char* const error =
-        kernels::fill_random_cuda(out.mutable_data_ptr<T>(), numbers, seed.const_data_ptr<int64_t>(),
-                                  random_box(box), stream.native_handle());
+    const char* const error = functions == nullptr
+                                  ? kernels::why_no_cuda_kernels()
+                                  : std::get<kernels::CudaFunctions::FillRandom<T>>(functions->fill_random)(
+                                        out.mutable_data_ptr<T>(), numbers, seed.const_data_ptr<int64_t>(),
+                                        random_box(box), stream.native_handle());
     TORCH_CHECK(error == nullptr, "funcol::draw: the kernel failed on ", out.device(), ": ", error);
   }
 }

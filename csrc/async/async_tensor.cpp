@@ -206,4 +206,10 @@ void settle(const at::Tensor& tensor) {
   }
 }
 
+void settle(at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    settle(tensor);
+  }
+}
+
 }  // namespace funcol

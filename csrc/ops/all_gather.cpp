@@ -15,16 +15,23 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
-#include "ops/shard_geometry.h"
-#include "ops/split_sizes.h"
+#include "ops/operator.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace all_gather {
 namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kRows = "all_gather_into_tensor";
+constexpr auto kAlongDim = "all_gather_tensor";
+constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
 
 at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
   at::DimVector sizes(input.sizes());
@@ -42,172 +49,6 @@ c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Te
   return on_backend(group, source.device().type(),
                     [&](auto& target) { return compat::all_gather_flat(target, wire_out, wire_in, {}); });
 }
-
-}  // namespace
-}  // namespace all_gather
-
-void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
-  check_one_device(inputs, op);
-  for (const auto& input : inputs) {
-    wrap_dim(dim, input, op);
-  }
-}
-
-StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
-  const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  dim = wrap_dim(dim, input, kOp);
-  auto source = dim == 0 ? contiguous_input(input) : private_input(input);
-  const int64_t num_ranks = group->getSize();
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
-  }
-
-  auto gathered = fresh_tensor(all_gather::gathered_sizes(source, 0, num_ranks), source);
-  const auto sizes = all_gather::gathered_sizes(source, dim, num_ranks);
-  const bool is_in_order = is_rank_major(sizes, dim);
-  const bool is_merged = !is_in_order && !merges_in_place(gathered);
-  auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
-  auto work = all_gather::start_flat(source, gathered, *group);
-  if (is_in_order) {
-    auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
-  }
-  if (!is_merged) {
-    const auto merge = [num_ranks, dim](const StartedCollective& start) {
-      merge_shards_in_place(start.outputs[0], num_ranks, dim);
-    };
-    auto out = in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), merge};
-  }
-  const auto merge = [num_ranks, dim](const StartedCollective& start) {
-    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
-  };
-  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(merged)),
-          merge};
-}
-
-// Backends gather equal parts, so the elements of each travel padded to those of the largest one; the
-// epilogue leaves the padding out.
-StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
-                                          at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "all_gather_tensor";
-  const auto start_even = [&] {
-    auto start = start_all_gather(input, dim, group);
-    start.op = kOp;
-    return start;
-  };
-  if (!split_sizes.has_value()) {
-    return start_even();
-  }
-  const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_has_dims(input, kOp);
-  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
-  if (parts.are_equal()) {
-    return start_even();
-  }
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),
-          describe_tensors(input, parts.dim()));
-  }
-  const auto stride = parts.max_numel();
-  at::Tensor source;
-  if (input.numel() < stride) {
-    source = at::zeros(stride, input.options());
-    source.narrow(0, 0, input.numel()).copy_(contiguous_input(input).view(-1));
-  } else {
-    source = private_input(input).view(-1);
-  }
-  const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
-  auto out = fresh_tensor(parts.whole_shape(), input);
-  auto work = all_gather::start_flat(source, gathered, *group);
-  const auto unpack = [parts, stride](const StartedCollective& start) {
-    parts.unpack(start.buffers[1], stride, start.outputs[0]);
-  };
-  return {kOp, group, std::move(work), {std::move(source), gathered}, as_list(std::move(out)), unpack};
-}
-
-StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor_coalesced";
-  if (inputs.empty()) {
-    return {kOp, group, {}, {}, {}, {}};
-  }
-  const BelowAutograd below_autograd;
-  check_all_gather(inputs, 0, kOp);
-  if (agreement_is_checked()) {
-    agree(*group, kOp, "", describe_tensors(inputs));
-  }
-  std::vector<at::Tensor> sources;
-  std::vector<at::Tensor> outputs;
-  std::vector<at::Tensor> wires_in;
-  std::vector<at::Tensor> wires_out;
-  for (const auto& input : inputs) {
-    sources.push_back(contiguous_input(input));
-    outputs.push_back(fresh_tensor(all_gather::gathered_sizes(input, 0, group->getSize()), input));
-    wires_in.push_back(wire_for_movement(sources.back(), *group));
-    wires_out.push_back(wire_for_movement(outputs.back(), *group));
-  }
-  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
-    return compat::all_gather_flat_coalesced(target, wires_out, wires_in, {});
-  });
-  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
-}
-
-StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
-                                       const char* op) {
-  const BelowAutograd below_autograd;
-  check_one_device({input, out}, op);
-  settle(out);
-  const auto sizes = all_gather::gathered_sizes(input, 0, group->getSize());
-  TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", op,
-                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
-                    ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
-                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
-  if (agreement_is_checked()) {
-    agree(*group, op, "dim=0", describe_tensors(input));
-  }
-  auto source = contiguous_input(input);
-  auto work =
-      all_gather::start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
-  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
-}
-
-StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
-                                             const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
-  const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_dense(outs, kOp);
-  auto source = contiguous_input(input);
-  if (agreement_is_checked()) {
-    agree(*group, kOp, "dim=0", describe_tensors(source));
-  }
-  std::vector<at::Tensor> wires_in{wire_for_movement(source, *group)};
-  std::vector<std::vector<at::Tensor>> wires_out(1);
-  wires_out[0].reserve(outs.size());
-  for (const auto& out : outs) {
-    settle(out);
-    wires_out[0].push_back(wire_for_movement(out, *group));
-  }
-  auto work = on_backend(*group, source.device().type(),
-                         [&](auto& target) { return target.allgather(wires_out, wires_in); });
-  return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
-}
-
-namespace all_gather {
-namespace {
-
-using c10::IValue;
-using c10::SymInt;
-using Splits = at::OptionalSymIntArrayRef;
-using Tensors = std::vector<at::Tensor>;
-
-constexpr auto kRows = "all_gather_into_tensor";
-constexpr auto kAlongDim = "all_gather_tensor";
-constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
 
 // Along dim 0.
 
@@ -274,17 +115,14 @@ at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Spl
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto dim = data[0].toInt();
   const autograd::SavedSizes sizes(data[2]);
-  const GradientCollectives collectives;
   const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
   const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
   const auto own = call::reduce_scatter_along_dim(whole, "sum", dim, data[1], sizes);
   return {data[3].toBool() ? own.squeeze(0) : own};
 }
 
-at::Tensor recorded(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
-  return autograd::record(input, call::all_gather_along_dim.unrecorded(input, dim, group, split_sizes),
-                          kAlongDim, rule,
-                          {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0});
+autograd::Data saved(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  return {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0};
 }
 
 // Several tensors along dim 0.
@@ -328,7 +166,6 @@ Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
 
 Tensors coalesced_rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto are_scalars = data[0].toBoolList();
-  const GradientCollectives collectives;
   auto own = reduced_parts(GradientCollectives::unshared(gradients), data[1]);
   for (size_t i = 0; i < own.size(); ++i) {
     own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
@@ -336,14 +173,13 @@ Tensors coalesced_rule(const Tensors& gradients, const autograd::Values&, const 
   return own;
 }
 
-Tensors coalesced_recorded(at::TensorList inputs, int64_t group_size, const IValue& group) {
+autograd::Data coalesced_saved(at::TensorList inputs, int64_t group_size, const IValue& group) {
   group_of_size(group, group_size, kCoalesced);
   c10::List<bool> are_scalars;
   for (const auto& input : inputs) {
     are_scalars.push_back(input.dim() == 0);
   }
-  auto outputs = call::all_gather_into_tensor_coalesced.unrecorded(inputs, group_size, group);
-  return autograd::record(inputs, std::move(outputs), kCoalesced, coalesced_rule, {are_scalars, group});
+  return {are_scalars, group};
 }
 
 const auto kOut = in_place(
@@ -354,6 +190,146 @@ const auto kOut = in_place(
 
 }  // namespace
 }  // namespace all_gather
+
+void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
+  check_one_device(inputs, op);
+  for (const auto& input : inputs) {
+    wrap_dim(dim, input, op);
+  }
+}
+
+StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  dim = wrap_dim(dim, input, kOp);
+  auto source = dim == 0 ? contiguous_input(input) : private_input(input);
+  const int64_t num_ranks = group->getSize();
+  agree_if_checked(*group, kOp, source, "dim=", dim);
+
+  auto gathered = fresh_tensor(all_gather::gathered_sizes(source, 0, num_ranks), source);
+  const auto sizes = all_gather::gathered_sizes(source, dim, num_ranks);
+  const bool is_in_order = is_rank_major(sizes, dim);
+  const bool is_merged = !is_in_order && !merges_in_place(gathered);
+  auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
+  auto work = all_gather::start_flat(source, gathered, *group);
+  if (is_in_order) {
+    auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
+    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
+  }
+  if (!is_merged) {
+    const auto merge = [num_ranks, dim](const StartedCollective& start) {
+      merge_shards_in_place(start.outputs[0], num_ranks, dim);
+    };
+    auto out = in_shape(std::move(gathered), sizes);
+    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), merge};
+  }
+  const auto merge = [num_ranks, dim](const StartedCollective& start) {
+    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
+  };
+  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(merged)),
+          merge};
+}
+
+// Backends gather equal parts, so the elements of each travel padded to those of the largest one; the
+// epilogue leaves the padding out.
+StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
+                                          at::OptionalIntArrayRef split_sizes) {
+  constexpr auto kOp = "all_gather_tensor";
+  const auto start_even = [&] {
+    auto start = start_all_gather(input, dim, group);
+    start.op = kOp;
+    return start;
+  };
+  if (!split_sizes.has_value()) {
+    return start_even();
+  }
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_has_dims(input, kOp);
+  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (parts.are_equal()) {
+    return start_even();
+  }
+  agree_if_checked(*group, kOp, {input, parts.dim()}, "dim=", parts.dim(), ", split_sizes=", *split_sizes);
+  const auto stride = parts.max_numel();
+  at::Tensor source;
+  if (input.numel() < stride) {
+    source = at::zeros(stride, input.options());
+    source.narrow(0, 0, input.numel()).copy_(contiguous_input(input).view(-1));
+  } else {
+    source = private_input(input).view(-1);
+  }
+  const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
+  auto out = fresh_tensor(parts.whole_shape(), input);
+  auto work = all_gather::start_flat(source, gathered, *group);
+  const auto unpack = [parts, stride](const StartedCollective& start) {
+    parts.unpack(start.buffers[1], stride, start.outputs[0]);
+  };
+  return {kOp, group, std::move(work), {std::move(source), gathered}, as_list(std::move(out)), unpack};
+}
+
+StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  if (inputs.empty()) {
+    return {kOp, group, {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  check_all_gather(inputs, 0, kOp);
+  agree_if_checked(*group, kOp, inputs);
+  std::vector<at::Tensor> sources;
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> wires_in;
+  std::vector<at::Tensor> wires_out;
+  for (const auto& input : inputs) {
+    sources.push_back(contiguous_input(input));
+    outputs.push_back(fresh_tensor(all_gather::gathered_sizes(input, 0, group->getSize()), input));
+    wires_in.push_back(wire_for_movement(sources.back(), *group));
+    wires_out.push_back(wire_for_movement(outputs.back(), *group));
+  }
+  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
+    return compat::all_gather_flat_coalesced(target, wires_out, wires_in, {});
+  });
+  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
+}
+
+StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
+                                       const char* op) {
+  const BelowAutograd below_autograd;
+  check_one_device({input, out}, op);
+  settle(out);
+  const auto sizes = all_gather::gathered_sizes(input, 0, group->getSize());
+  TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", op,
+                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
+                    ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
+                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  agree_if_checked(*group, op, input, "dim=0");
+  auto source = contiguous_input(input);
+  auto work =
+      all_gather::start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
+  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
+}
+
+StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
+                                             const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_dense(outs, kOp);
+  auto source = contiguous_input(input);
+  agree_if_checked(*group, kOp, source, "dim=0");
+  std::vector<at::Tensor> wires_in{wire_for_movement(source, *group)};
+  std::vector<std::vector<at::Tensor>> wires_out(1);
+  wires_out[0].reserve(outs.size());
+  for (const auto& out : outs) {
+    settle(out);
+    wires_out[0].push_back(wire_for_movement(out, *group));
+  }
+  auto work = on_backend(*group, source.device().type(),
+                         [&](auto& target) { return target.allgather(wires_out, wires_in); });
+  return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
+}
 
 const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
     {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
@@ -369,7 +345,10 @@ const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
                "Tensor",
      .op = all_gather::kAlongDim},
     start_uneven_all_gather,
-    {.meta = all_gather::meta, .traced = all_gather::traced, .recorded = all_gather::recorded});
+    {.meta = all_gather::meta,
+     .traced = all_gather::traced,
+     .rule = all_gather::rule,
+     .saved = all_gather::saved});
 
 const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_tensor_coalesced(
     {.schema =
@@ -378,7 +357,8 @@ const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_ten
     all_gather::start_coalesced,
     {.meta = all_gather::coalesced_meta,
      .traced = all_gather::coalesced_traced,
-     .recorded = all_gather::coalesced_recorded,
+     .rule = all_gather::coalesced_rule,
+     .saved = all_gather::coalesced_saved,
      .check = check_one_device,
      .is_in_core = true});
 

@@ -9,19 +9,18 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
 #include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 namespace broadcast {
 namespace {
 
+using c10::IValue;
+
 StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group,
                                      const char* op) {
-  if (agreement_is_checked()) {
-    agree(*group, op, c10::str("src=", source), describe_tensors(output));
-  }
+  agree_if_checked(*group, op, output, "src=", source);
   std::vector<at::Tensor> wires{wire_for_movement(output, *group)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
@@ -29,6 +28,23 @@ StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const Gr
                          [&](auto& target) { return target.broadcast(wires, options); });
   return {op, group, std::move(work), {}, as_list(std::move(output)), {}};
 }
+
+at::Tensor meta(const at::Tensor& input, int64_t, const IValue&) { return meta_like(input); }
+
+at::Tensor traced(const at::Tensor& input, int64_t source, const IValue& group) {
+  return core::call_and_wait("broadcast", {input, source, group});
+}
+
+std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
+                             const autograd::Data& data) {
+  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
+}
+
+const auto kInPlace =
+    in_place({.schema = "broadcast_(Tensor(a!) input, int src, Any group_name) -> Tensor(a!)"},
+             from_stack(+[](const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
+               return start_broadcast_(tensor, source, group);
+             }));
 
 }  // namespace
 }  // namespace broadcast
@@ -52,48 +68,12 @@ StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, con
   check_broadcast(source, *group, op);
   check_dense(tensor, op);
   settle(tensor);
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
-                    " has strides ", tensor.strides(),
-                    ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
+  check_in_place(tensor, op);
   return broadcast::broadcast_in_place(tensor, source, group, op);
 }
 
-namespace broadcast {
-namespace {
-
-using c10::IValue;
-
-at::Tensor meta(const at::Tensor& input, int64_t, const IValue&) { return meta_like(input); }
-
-at::Tensor traced(const at::Tensor& input, int64_t source, const IValue& group) {
-  return core::call_and_wait("broadcast", {input, source, group});
-}
-
-std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
-                             const autograd::Data& data) {
-  const GradientCollectives collectives;
-  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
-}
-
-at::Tensor recorded(const at::Tensor& input, int64_t source, const IValue& group) {
-  return autograd::record(input, call::broadcast.unrecorded(input, source, group), "broadcast", rule,
-                          {source, group});
-}
-
-const auto kInPlace =
-    in_place({.schema = "broadcast_(Tensor(a!) input, int src, Any group_name) -> Tensor(a!)"},
-             from_stack(+[](const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
-               return start_broadcast_(tensor, source, group);
-             }));
-
-}  // namespace
-}  // namespace broadcast
-
 const decltype(call::broadcast) call::broadcast(
     {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-    {.meta = broadcast::meta,
-     .traced = broadcast::traced,
-     .recorded = broadcast::recorded,
-     .is_in_core = true});
+    {.meta = broadcast::meta, .traced = broadcast::traced, .rule = broadcast::rule, .is_in_core = true});
 
 }  // namespace funcol

@@ -2,7 +2,7 @@
 //
 //   const decltype(call::broadcast) call::broadcast(
 //       {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-//       {.meta = meta, .traced = traced, .recorded = recorded});
+//       {.meta = meta, .traced = traced, .rule = rule});
 //
 // makes funcol::broadcast with kernels for all dispatch keys, and the function call::broadcast for C++. Forms
 // have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.
@@ -13,11 +13,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "async/dispatch_modes.h"
-#include "ops/forward_mode.h"
+#include "ops/backend_tensor.h"
 #include "ops/gradient.h"
 #include "ops/operator.h"
+#include "ops/reduction_rules.h"
 
 namespace funcol {
 
@@ -37,8 +39,14 @@ class Collective<Result(Inputs, Rest...)> {
     // It sends the bytes that `start` sends, in the same order: a layer may watch on some ranks of a group
     // and not on others.
     Form traced;
-    // unrecorded(), attached to autograd's graph by record().
-    Form recorded;
+    // Makes the gradients of the inputs, from the data of `saved` among others.
+    autograd::Rule rule = nullptr;
+    // What the rule needs, of checked arguments. Null: the arguments after the inputs, split sizes as saved_sizes().
+    autograd::Data (*saved)(Inputs, Rest...) = nullptr;
+    // The first of these data is a reduce op, which says whether the rule needs inputs and results, too.
+    bool saves_reduce_op = false;
+    // Records a special case of another collective by that one's recorded(). Null: `rule` is attached.
+    Form recorded = nullptr;
     // Raises unless one backend can take all of the inputs. Null where there is one input. Called before the
     // dispatcher picks a device.
     void (*check)(at::TensorList inputs, const char* op) = nullptr;
@@ -72,7 +80,19 @@ class Collective<Result(Inputs, Rest...)> {
   }
 
   // Runs the collective and records it; an input needs a gradient.
-  Result recorded(Inputs inputs, Rest... rest) const { return forms_.recorded(inputs, rest...); }
+  Result recorded(Inputs inputs, Rest... rest) const {
+    if (forms_.recorded != nullptr) {
+      return forms_.recorded(inputs, rest...);
+    }
+    auto outputs = unrecorded(inputs, rest...);
+    auto data =
+        forms_.saved != nullptr ? forms_.saved(inputs, rest...) : autograd::Data{autograd::saved(rest)...};
+    const bool saves_values = forms_.saves_reduce_op && autograd::depends_on_values(data[0], operator_.op());
+    return autograd::record(inputs, std::move(outputs), operator_.op(), forms_.rule, std::move(data),
+                            saves_values);
+  }
+
+  autograd::Rule rule() const { return forms_.rule; }
 
  private:
   using Handle = c10::TypedOperatorHandle<Result(Inputs, Rest...)>;
@@ -98,7 +118,7 @@ class Collective<Result(Inputs, Rest...)> {
     if (has_active_transforms()) {
       return forms_.traced(inputs, rest...);
     }
-    return autograd::needs_gradient(inputs) ? forms_.recorded(inputs, rest...) : unrecorded(inputs, rest...);
+    return autograd::needs_gradient(inputs) ? recorded(inputs, rest...) : unrecorded(inputs, rest...);
   }
 
   static Result pending(StartedCollective start) {

@@ -1,5 +1,3 @@
-#include "ops/core_forwarding.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 
@@ -10,8 +8,7 @@
 #include "async/dispatch_modes.h"
 #include "ops/backend_tensor.h"
 #include "ops/core_call.h"
-#include "ops/forward_mode.h"
-#include "ops/op_name.h"
+#include "ops/operator.h"
 
 namespace funcol {
 namespace {

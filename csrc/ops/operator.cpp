@@ -3,8 +3,6 @@
 #include <memory>
 #include <string_view>
 
-#include "ops/op_name.h"
-
 namespace funcol {
 namespace {
 

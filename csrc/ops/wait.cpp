@@ -2,8 +2,8 @@
 #include "async/in_flight.h"
 #include "comm/gil_release.h"
 #include "compat/missing_operators.h"
-#include "ops/core_forwarding.h"
 #include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 

@@ -11,7 +11,7 @@
 
 #include <string>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
 

@@ -63,10 +63,6 @@ at::Tensor rows_meta(const at::Tensor& input, int64_t group_size, const IValue&)
   return meta_of_sizes(input, sizes);
 }
 
-at::Tensor rows_traced(const at::Tensor& input, int64_t group_size, const IValue& group) {
-  return core::call_and_wait(kRows, {input, group_size, group});
-}
-
 at::Tensor rows_recorded(const at::Tensor& input, int64_t group_size, const IValue& group) {
   group_of_size(group, group_size, kRows);
   return call::all_gather_along_dim.recorded(input, 0, group, {});
@@ -96,7 +92,7 @@ at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Spl
   const auto num_ranks = resolved->getSize();
   dim = wrap_dim(dim, input, kAlongDim);
   if (!split_sizes.has_value()) {
-    const auto gathered = rows_traced(input.contiguous(), num_ranks, group);
+    const auto gathered = call::all_gather_into_tensor.traced(input.contiguous(), num_ranks, group);
     return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
   }
   check_has_dims(input, kAlongDim);
@@ -104,8 +100,8 @@ at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Spl
                           sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim));
   const auto numel = core::largest(parts.numels);
   const auto padded = core::pad_to(input.flatten(), 0, numel);
-  auto flat_parts =
-      rows_traced(padded.contiguous(), num_ranks, group).split_with_sizes_symint(SymSizes(num_ranks, numel));
+  auto flat_parts = call::all_gather_into_tensor.traced(padded.contiguous(), num_ranks, group)
+                        .split_with_sizes_symint(SymSizes(num_ranks, numel));
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     flat_parts[rank] = flat_parts[rank].narrow_symint(0, SymInt(0), parts.numels[rank]);
   }
@@ -335,10 +331,7 @@ const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
     {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
     all_gather::start_rows,
-    {.meta = all_gather::rows_meta,
-     .traced = all_gather::rows_traced,
-     .recorded = all_gather::rows_recorded,
-     .is_in_core = true});
+    {.meta = all_gather::rows_meta, .recorded = all_gather::rows_recorded, .is_in_core = true});
 
 const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
     {.schema = "all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> "

@@ -1,17 +1,14 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/core_call.h"
-#include "ops/meta.h"
+#include "ops/gradient.h"
 #include "ops/operator.h"
-#include "ops/reduction_rules.h"
 
 namespace funcol {
 namespace all_reduce {
@@ -41,20 +38,6 @@ StartedCollective reduce_in_place(std::vector<at::Tensor> outputs, const c10d::R
     return target.allreduce_coalesced(wires, options);
   });
   return {op, group, std::move(work), {}, std::move(outputs), {}};
-}
-
-at::Tensor meta(const at::Tensor& input, const IValue&, const IValue&) { return meta_like(input); }
-
-Tensors coalesced_meta(at::TensorList inputs, const IValue&, const IValue&) {
-  return meta_of_each(inputs, meta_like);
-}
-
-at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, const IValue& group) {
-  return core::call_and_wait("all_reduce", {input, reduce_op, group});
-}
-
-Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, const IValue& group) {
-  return core::call_list_and_wait("all_reduce_coalesced", {inputs, reduce_op, group});
 }
 
 Tensors rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
@@ -141,20 +124,11 @@ StartedCollective start_all_reduce_coalesced_(at::TensorList tensors, const c10d
 
 const decltype(call::all_reduce) call::all_reduce(
     {.schema = "all_reduce(Tensor input, Any reduce_op, Any group_name) -> Tensor"}, start_all_reduce,
-    {.meta = all_reduce::meta,
-     .traced = all_reduce::traced,
-     .rule = all_reduce::rule,
-     .saves_reduce_op = true,
-     .is_in_core = true});
+    {.rule = all_reduce::rule, .saves_reduce_op = true, .is_in_core = true});
 
 const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced(
     {.schema = "all_reduce_coalesced(Tensor[] inputs, Any reduce_op, Any group_name) -> Tensor[]"},
     start_all_reduce_coalesced,
-    {.meta = all_reduce::coalesced_meta,
-     .traced = all_reduce::coalesced_traced,
-     .rule = all_reduce::coalesced_rule,
-     .saves_reduce_op = true,
-     .check = check_alike,
-     .is_in_core = true});
+    {.rule = all_reduce::coalesced_rule, .saves_reduce_op = true, .check = check_alike, .is_in_core = true});
 
 }  // namespace funcol

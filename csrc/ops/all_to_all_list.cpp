@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"

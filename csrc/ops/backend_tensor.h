@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {

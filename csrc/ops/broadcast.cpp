@@ -1,22 +1,17 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/core_call.h"
-#include "ops/meta.h"
 #include "ops/operator.h"
 
 namespace funcol {
 namespace broadcast {
 namespace {
-
-using c10::IValue;
 
 StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group,
                                      const char* op) {
@@ -27,12 +22,6 @@ StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const Gr
   auto work = on_backend(*group, output.device().type(),
                          [&](auto& target) { return target.broadcast(wires, options); });
   return {op, group, std::move(work), {}, as_list(std::move(output)), {}};
-}
-
-at::Tensor meta(const at::Tensor& input, int64_t, const IValue&) { return meta_like(input); }
-
-at::Tensor traced(const at::Tensor& input, int64_t source, const IValue& group) {
-  return core::call_and_wait("broadcast", {input, source, group});
 }
 
 std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
@@ -49,13 +38,9 @@ const auto kInPlace =
 }  // namespace
 }  // namespace broadcast
 
-void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op) {
-  check_rank(source, group, "src", op);
-}
-
 StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  check_broadcast(source, *group, "broadcast");
+  check_rank(source, *group, "src", "broadcast");
   check_dense(input, "broadcast");
   settle(input);
   auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
@@ -65,7 +50,7 @@ StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const
 StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
                                    const char* op) {
   const BelowAutograd below_autograd;
-  check_broadcast(source, *group, op);
+  check_rank(source, *group, "src", op);
   check_dense(tensor, op);
   settle(tensor);
   check_in_place(tensor, op);
@@ -74,6 +59,6 @@ StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, con
 
 const decltype(call::broadcast) call::broadcast(
     {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-    {.meta = broadcast::meta, .traced = broadcast::traced, .rule = broadcast::rule, .is_in_core = true});
+    {.rule = broadcast::rule, .is_in_core = true});
 
 }  // namespace funcol

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "async/started_collective.h"
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {
@@ -114,7 +114,6 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
                           c10d::ProcessGroup& group, const char* op);
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group);
-void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
 
 // In place, on contiguous tensors. The StartedCollective's outputs are the tensors themselves. `op` is the
 // name in messages. A flat gather or scatter along dim 0 takes any shapes of the right numbers of elements.

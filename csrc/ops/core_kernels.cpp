@@ -28,37 +28,22 @@ std::atomic<TranslateError> translate_error{nullptr};
 
 // The kernel of core_kernels() for the operator's name. It reads its arguments from the stack, because group
 // and reduce op are `str` or `Any` in the schema, depending on the PyTorch minor.
-class KernelUnderCore final : public c10::OperatorKernel {
- public:
-  explicit KernelUnderCore(const CoreKernel& kernel)
-      : kernel_(kernel), is_wait_(kernel.name.starts_with("wait_")) {}
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-    return_results(op, stack, run(arguments));
-  }
-
- private:
-  std::vector<at::Tensor> run(Arguments arguments) const {
-    const auto* name = kernel_.name.c_str();
+torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
+  const bool is_wait = kernel.name.starts_with("wait_");
+  return boxed(kernel.name, [run = kernel.run, is_wait](Arguments arguments, const char* op) {
     try {
-      if (!is_wait_) {
-        for (const auto& argument : arguments) {
-          visit_tensors(argument, [name](const at::Tensor& tensor) { check_no_tangents(tensor, name); });
-        }
+      for (const auto& argument : is_wait ? Arguments() : arguments) {
+        visit_tensors(argument, [op](const at::Tensor& tensor) { check_no_tangents(tensor, op); });
       }
-      return kernel_.run(arguments, name);
+      return run(arguments, op);
     } catch (const c10::Error& error) {
       if (const auto translate = translate_error.load()) {
         translate(error);
       }
       throw;
     }
-  }
-
-  CoreKernel kernel_;
-  bool is_wait_;
-};
+  });
+}
 
 // The operators of _c10d_functional_autograd.
 bool is_served_with_autograd(const CoreKernel& kernel) {
@@ -184,8 +169,7 @@ class KernelsUnderCore {
     for (const auto& kernel : core_kernels()) {
       const auto name = std::string(name_space) + "::" + kernel.name;
       if (std::ranges::find(names, name) != names.end() && std::ranges::find(left, name) == left.end()) {
-        library.impl(kernel.name.c_str(),
-                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<KernelUnderCore>(kernel)));
+        library.impl(kernel.name.c_str(), kernel_under_core(kernel));
       }
     }
   }

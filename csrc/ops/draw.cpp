@@ -6,7 +6,7 @@
 // `like` is this rank's shard of a tensor of `shape`. `cuts` has four numbers for each Shard in the order in
 // which axes cut: the dim, the number of ranks, the index of this rank among them, the split factor. A call
 // takes one 64-bit number from the generator, also for an empty shard; each element has the number of its
-// position in the full tensor (kernels/random_values.h). So ranks whose generators agree draw the numbers of
+// position in the full tensor (kernels/random.h). So ranks whose generators agree draw the numbers of
 // one tensor, and generators still agree afterwards.
 //
 // `numbers` are those of kernels/random.h for the distributions "uniform", "normal", "log_normal", "cauchy",

@@ -2,10 +2,7 @@
 // of its own, and parts may differ in size.
 #include <utility>
 
-#include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
-#include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"

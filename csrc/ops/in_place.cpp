@@ -20,7 +20,6 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/gradient.h"
-#include "ops/reduction_rules.h"
 
 namespace funcol {
 namespace {

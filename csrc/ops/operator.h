@@ -141,8 +141,8 @@ StackFunction started(StartFromStack start, Finish finish) {
 // Replaces the arguments on the stack by `results`: by the only one where the operator returns a tensor.
 void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<at::Tensor> results);
 
-// A boxed kernel that calls `run`.
-torch::CppFunction boxed(StackFunction run);
+// A boxed kernel that calls `run`; `op` is the name in messages.
+torch::CppFunction boxed(std::string op, StackFunction run);
 
 struct OperatorInfo {
   const char* schema;             // "broadcast(Tensor input, int src, Any group_name) -> Tensor"
@@ -187,6 +187,19 @@ class Operator {
 // Registers the kernel that forwards `op`: for the Autograd keys, and as the decomposition that modes ask
 // for.
 void forward_to_core(Operator& op);
+
+// An operator with these kernels for devices and for Meta. PyTorch's, of the same name, becomes `core_run`
+// under install().
+template <typename MakeKernel>
+Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kernel, torch::CppFunction meta,
+                   StackFunction core_run) {
+  Operator op(info);
+  op.set_device_kernel(make_device_kernel);
+  op.set_kernel(c10::DispatchKey::Meta, std::move(meta));
+  op.serve_core(std::move(core_run));
+  forward_to_core(op);
+  return op;
+}
 
 // A collective that writes into its arguments and returns them. As in PyTorch they are plain tensors, whose
 // Work is in PyTorch's registry until wait_tensor takes it.

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
 

@@ -282,12 +282,9 @@ const auto kCoreBatch = started(from_stack(start_batch_p2p), as_overwritten);
 template <typename Meta>
 Operator point_to_point(const char* schema, const StackFunction& run, const StackFunction& core_run,
                         Meta* meta) {
-  Operator op({.schema = schema});
-  op.set_device_kernel([&] { return boxed(run); });
-  op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
-  op.serve_core(core_run);
-  forward_to_core(op);
-  return op;
+  return forwarded(
+      {.schema = schema}, [&] { return boxed(name_in_schema(schema), run); }, torch::CppFunction(meta),
+      core_run);
 }
 
 const auto kSendOperator = point_to_point(kSend, pending_send, kCoreSend, send_meta);
@@ -300,9 +297,9 @@ const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, ba
 TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
   using namespace funcol;  // NOLINT(google-build-using-namespace)
   compat::define_if_missing(
-      m, kSend, [] { return boxed(kCoreSend); }, send_meta);
+      m, kSend, [] { return boxed("isend", kCoreSend); }, send_meta);
   compat::define_if_missing(
-      m, kReceive, [] { return boxed(kCoreReceive); }, receive_meta);
+      m, kReceive, [] { return boxed("irecv", kCoreReceive); }, receive_meta);
   compat::define_if_missing(
-      m, kBatch, [] { return boxed(kCoreBatch); }, batch_meta<true>);
+      m, kBatch, [] { return boxed("batch_p2p_ops", kCoreBatch); }, batch_meta<true>);
 }

@@ -8,15 +8,14 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/gradient.h"
 #include "ops/meta.h"
-#include "ops/reduction_rules.h"
 
 namespace funcol {
 namespace reduce {

@@ -13,11 +13,11 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
+#include "ops/gradient.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
 #include "ops/operator.h"
 #include "ops/parts.h"
-#include "ops/reduction_rules.h"
 
 namespace funcol {
 namespace reduce_scatter {
@@ -87,11 +87,6 @@ at::Tensor rows_meta(const at::Tensor& input, std::string_view, int64_t group_si
   return meta_of_sizes(input, sizes);
 }
 
-at::Tensor rows_traced(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
-                       const IValue& group) {
-  return core::call_and_wait(kOne, {input, std::string(reduce_op), group_size, group});
-}
-
 at::Tensor rows_recorded(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
                          const IValue& group) {
   group_of_size(group, group_size, kOne);
@@ -123,7 +118,7 @@ at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
   const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOne);
   if (!split_sizes.has_value()) {
     const auto rows = dim == 0 ? input : at::cat(input.split_with_sizes_symint(sizes, dim));
-    return rows_traced(rows.contiguous(), name.toStringView(), num_ranks, group);
+    return call::reduce_scatter_tensor.traced(rows.contiguous(), name.toStringView(), num_ranks, group);
   }
   auto parts = input.split_with_sizes_symint(sizes, dim);
   SymSizes numels;
@@ -135,7 +130,8 @@ at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
   for (auto& part : parts) {
     part = core::pad_to(part, 0, numel);
   }
-  const auto received = rows_traced(at::cat(parts), name.toStringView(), num_ranks, group);
+  const auto received =
+      call::reduce_scatter_tensor.traced(at::cat(parts), name.toStringView(), num_ranks, group);
   const auto rank = resolved->getRank();
   auto shape = input.sym_sizes().vec();
   shape[dim] = sizes[rank];
@@ -169,11 +165,6 @@ Tensors coalesced_rows_meta(at::TensorList inputs, std::string_view reduce_op, i
                             const IValue& group) {
   return meta_of_each(
       inputs, [&](const at::Tensor& input) { return rows_meta(input, reduce_op, group_size, group); });
-}
-
-Tensors coalesced_rows_traced(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
-                              const IValue& group) {
-  return core::call_list_and_wait(kCoalesced, {inputs, std::string(reduce_op), group_size, group});
 }
 
 Tensors coalesced_rows_recorded(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
@@ -211,7 +202,7 @@ Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, at::Int
     rows.push_back(dim == 0 ? inputs[i].contiguous()
                             : at::cat(inputs[i].split_with_sizes_symint(sizes, dim)));
   }
-  return coalesced_rows_traced(rows, name.toStringView(), resolved->getSize(), group);
+  return call::reduce_scatter_tensor_coalesced.traced(rows, name.toStringView(), resolved->getSize(), group);
 }
 
 // The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
@@ -364,10 +355,7 @@ const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
     {.schema = "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
     reduce_scatter::start_rows,
-    {.meta = reduce_scatter::rows_meta,
-     .traced = reduce_scatter::rows_traced,
-     .recorded = reduce_scatter::rows_recorded,
-     .is_in_core = true});
+    {.meta = reduce_scatter::rows_meta, .recorded = reduce_scatter::rows_recorded, .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
     {.schema = "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
@@ -385,7 +373,6 @@ const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tenso
      .needs_contiguous = true},
     reduce_scatter::start_coalesced_rows,
     {.meta = reduce_scatter::coalesced_rows_meta,
-     .traced = reduce_scatter::coalesced_rows_traced,
      .recorded = reduce_scatter::coalesced_rows_recorded,
      .check = check_alike,
      .is_in_core = true});

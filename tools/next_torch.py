@@ -148,7 +148,8 @@ def own_schemas() -> dict[str, str]:
     """Returns the schemas of funcol's operators as csrc/ops writes them, named as those of PyTorch."""
     schemas = {}
     for file in (ROOT / "csrc" / "ops").glob("*.cpp"):
-        literals = re.findall(r'(?:"[^"\n]*"\s*)+', file.read_text()) if file.name != "legacy.cpp" else []
+        source = file.read_text() if file.name != "core_kernels.cpp" else ""
+        literals = re.findall(r'(?:"[^"\n]*"\s*)+', source)
         for literal in literals:
             text = "".join(re.findall(r'"([^"]*)"', literal))
             if re.fullmatch(r"\w+\(\w.*\) -> .+", text):

@@ -8,8 +8,8 @@
 #include <typeinfo>
 #include <utility>
 
+#include "async/comm_tensor.h"
 #include "async/dispatch_modes.h"
-#include "async/in_place_collectives.h"
 #include "async/pending_collective.h"
 #include "async/wake_key.h"
 
@@ -203,6 +203,12 @@ void settle(const at::Tensor& tensor) {
     if (const auto* impl = AsyncTensorImpl::of(tensor)) {
       impl->settle();
     }
+  }
+}
+
+void settle(at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    settle(tensor);
   }
 }
 

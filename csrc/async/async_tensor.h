@@ -106,7 +106,8 @@ void correct_wake_key(c10::TensorImpl& tensor);
 // True while the data of `tensor` is not there yet.
 bool is_pending(const at::Tensor& tensor);
 
-// Waits for the data of `tensor` if it is pending; else does nothing.
+// Waits for the data of `tensor`, or of each of `tensors`, if it is pending; else does nothing.
 void settle(const at::Tensor& tensor);
+void settle(at::TensorList tensors);
 
 }  // namespace funcol

@@ -1,6 +1,5 @@
 #include "async/buffer_release.h"
 
-#include <pthread.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -22,6 +21,7 @@
 #include "async/pending_collective.h"
 #include "comm/capture_safe_query.h"
 #include "comm/extract_if.h"
+#include "comm/forks.h"
 #include "comm/gil_release.h"
 
 namespace funcol {
@@ -46,14 +46,8 @@ struct Holder {
 
 thread_local int num_gradient_nodes = 0;
 
-class HeldMemory {
+class HeldMemory final : public ForkSafe<HeldMemory> {
  public:
-  // Never destroyed: its thread may be in it while the process exits.
-  static HeldMemory& instance() {
-    static auto* const memory = new HeldMemory();  // NOLINT(cppcoreguidelines-owning-memory)
-    return *memory;
-  }
-
   void add(const PendingPtr& collective, bool is_on_cpu, int64_t num_bytes) {
     const std::scoped_lock lock(mutex_);
     holders_.push_back({c10::weak_intrusive_ptr<PendingCollective>(collective), is_on_cpu,
@@ -110,21 +104,16 @@ class HeldMemory {
   }
 
  private:
-  // A fork waits until no thread is inside. The child starts without holders, and without a thread.
-  HeldMemory() {
-    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                   [] { instance().begin_anew(); });
-  }
+  friend class ForkSafe<HeldMemory>;
 
+  // The child starts without holders, and without a thread.
   void begin_anew() {
-    new std::deque<Holder>(std::move(holders_));  // NOLINT: the parent's, never destroyed here
-    new std::thread(std::move(thread_));          // NOLINT: the child has no such thread
-    new (&wakes_) std::condition_variable();      // the parent's thread waits at the old one
-    holders_.clear();
+    leak(holders_);
+    leak(thread_);
+    new (&wakes_) std::condition_variable();  // the parent's thread waits at the old one
     num_holders_.store(0, std::memory_order_relaxed);
     has_thread_ = false;
     is_asleep_ = false;
-    mutex_.unlock();
   }
 
   void run() {
@@ -220,7 +209,6 @@ class HeldMemory {
     }
   }
 
-  std::mutex mutex_;
   std::condition_variable wakes_;
   std::deque<Holder> holders_;  // oldest first
   std::atomic<size_t> num_holders_{0};

@@ -1,6 +1,5 @@
 #include "async/in_flight.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,12 +9,123 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "comm/capture_safe_query.h"
+#include "comm/forks.h"
 #include "comm/orphaned_works.h"
 
 namespace funcol {
+
+class UnwaitedList final : public ForkSafe<UnwaitedList> {
+ public:
+  void add(UnwaitedEntry& entry) {
+    const std::scoped_lock lock(mutex_);
+    entry.next_ = first_;
+    if (first_ != nullptr) {
+      first_->previous_ = &entry;
+    }
+    first_ = &entry;
+  }
+
+  void remove(UnwaitedEntry& entry, bool is_dropped) {
+    const std::scoped_lock lock(mutex_);
+    (entry.previous_ == nullptr ? first_ : entry.previous_->next_) = entry.next_;
+    if (entry.next_ != nullptr) {
+      entry.next_->previous_ = entry.previous_;
+    }
+    if (is_dropped && entry.collective_->is_counted) {
+      ++num_dropped_[std::string(entry.collective_->op)];
+    }
+  }
+
+  void note_arrival(UnwaitedEntry& entry) {
+    const std::scoped_lock lock(mutex_);
+    entry.has_arrived_ = true;
+  }
+
+  std::map<std::string, int64_t> counts() {
+    const std::scoped_lock lock(mutex_);
+    auto counts = num_dropped_;
+    for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
+      counts[std::string(entry->collective_->op)] += entry->collective_->is_counted ? 1 : 0;
+    }
+    std::erase_if(counts, [](const auto& count) { return count.second == 0; });
+    return counts;
+  }
+
+  std::vector<UnwaitedWork> works() {
+    const std::scoped_lock lock(mutex_);
+    std::vector<UnwaitedWork> works;
+    for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
+      const auto& start = *entry->collective_;
+      if (!entry->has_arrived_ && start.work) {
+        works.push_back({entry, InFlight(start.op, start.group, start.outputs, entry->started_), start.work});
+      }
+    }
+    std::ranges::reverse(works);
+    return works;
+  }
+
+ private:
+  friend class ForkSafe<UnwaitedList>;
+  void begin_anew() {
+    first_ = nullptr;
+    num_dropped_.clear();
+  }
+
+  UnwaitedEntry* first_ = nullptr;
+  std::map<std::string, int64_t> num_dropped_;
+};
+
+void UnwaitedEntry::enter(const StartedCollective& collective) {
+  collective_ = &collective;
+  started_ = CallSite::now();
+  is_in_ = true;
+  num_forks_ = num_forks();
+  UnwaitedList::instance().add(*this);
+}
+
+void UnwaitedEntry::arrive() {
+  if (is_in_ && num_forks_ == num_forks()) {
+    UnwaitedList::instance().note_arrival(*this);
+  }
+}
+
+void UnwaitedEntry::leave(bool is_dropped) {
+  if (is_in_ && num_forks_ == num_forks()) {
+    UnwaitedList::instance().remove(*this, is_dropped);
+  }
+  is_in_ = false;
+}
+
+std::vector<UnwaitedWork> unwaited_works() { return UnwaitedList::instance().works(); }
+
+std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }
+
+void let_unwaited_finish(std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  auto works = unwaited_works();
+  size_t num_running = ~size_t{0};
+  auto last_end = Clock::now();
+  while (true) {
+    std::erase_if(works, [](const auto& unwaited) { return is_completed(*unwaited.work); });
+    const auto num_now = works.size() + sweep_orphans();
+    if (num_now == 0) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (num_now < num_running) {
+      num_running = num_now;
+      last_end = now;
+    } else if (now - last_end > patience) {
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 namespace {
 
 using Work = c10d::Work;
@@ -33,14 +143,8 @@ struct Registered {
   }
 };
 
-class RegisteredList {
+class RegisteredList final : public ForkSafe<RegisteredList> {
  public:
-  // Never destroyed: tensors may be destroyed later than static objects.
-  static RegisteredList& instance() {
-    static auto* const list = new RegisteredList();  // NOLINT(cppcoreguidelines-owning-memory)
-    return *list;
-  }
-
   // Also looks at two of the earlier ones, so that the list is about as long as the number of those in it
   // that still run.
   void add(Registered registered) {
@@ -72,23 +176,11 @@ class RegisteredList {
   }
 
  private:
-  // A fork waits until no thread is inside. The child starts with an empty list, and leaks its parent's.
-  RegisteredList() {
-    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                   [] {
-                     auto& child = instance();
-                     new std::deque<Registered>(std::move(child.list_));  // NOLINT
-                     child.list_.clear();
-                     child.mutex_.unlock();
-                   });
-  }
+  friend class ForkSafe<RegisteredList>;
+  void begin_anew() { leak(list_); }
 
-  std::mutex mutex_;
   std::deque<Registered> list_;
 };
-
-// A Work that is written in Python needs the GIL to answer. It does not name its operation.
-bool may_need_gil(const Work& work) { return work.retrieveOpType() == c10d::OpType::UNKNOWN; }
 
 // Every collective with its Work; dropped ones without.
 template <typename Visit>
@@ -153,23 +245,12 @@ void note_registered(std::string_view op, const GroupRef& group, const std::vect
 }
 
 void wait_on_registry(const at::Tensor& tensor) {
-  const auto names = [&]() -> std::string {
-    const auto what = tensor.has_storage() ? RegisteredList::instance().latest_of(tensor) : std::nullopt;
-    return what.has_value() ? failure_text(*what) + "\n" + origin_text(*what) : std::string();
-  };
-  try {
-    c10d::wait_tensor(tensor);
-  } catch (c10::Error& error) {
-    if (auto text = names(); !text.empty()) {
-      error.add_context(std::move(text));
-    }
-    throw;
-  } catch (const std::exception& error) {
-    if (const auto text = names(); !text.empty()) {
-      C10_THROW_ERROR(DistBackendError, error.what() + ("\n" + text));
-    }
-    throw;
-  }
+  run_described([&] { c10d::wait_tensor(tensor); },
+                [&](const char*) -> std::string {
+                  const auto what =
+                      tensor.has_storage() ? RegisteredList::instance().latest_of(tensor) : std::nullopt;
+                  return what.has_value() ? failure_text(*what) + "\n" + origin_text(*what) : "";
+                });
 }
 
 std::string failure_text(const InFlight& what) {

@@ -3,15 +3,73 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <map>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
-#include "async/outstanding.h"
-#include "comm/collective_info.h"
+#include "async/started_collective.h"
+#include "comm/call_site.h"
 
 namespace funcol {
+
+// The place of a collective in the list of those that nobody has waited for: still pending, or dropped
+// unused. Entering and leaving take a lock.
+class UnwaitedEntry {
+ public:
+  UnwaitedEntry() = default;
+  ~UnwaitedEntry() { leave(); }
+  UnwaitedEntry(const UnwaitedEntry&) = delete;
+  UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
+
+  // `collective` must stay until leave(), and its Work and outputs until arrive() or leave().
+  void enter(const StartedCollective& collective);
+
+  // The Work is over and may go, but nobody waited for it.
+  void arrive();
+
+  // Does nothing if it has not entered. A collective that is dropped stays in the counts.
+  void leave(bool is_dropped = false);
+
+  // When the collective entered.
+  const CallSite& started() const { return started_; }
+
+ private:
+  friend class UnwaitedList;
+
+  const StartedCollective* collective_ = nullptr;
+  bool has_arrived_ = false;
+  CallSite started_;
+  bool is_in_ = false;
+  UnwaitedEntry* previous_ = nullptr;
+  UnwaitedEntry* next_ = nullptr;
+  uint64_t num_forks_ = 0;
+};
+
+// An entry of the list, and its Work.
+struct UnwaitedWork {
+  const UnwaitedEntry* entry;
+  InFlight what;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+// Returns the unwaited collectives whose Work is not known to have completed, the oldest first.
+std::vector<UnwaitedWork> unwaited_works();
+
+// The number of unwaited collectives, by op. A child process starts with none.
+std::map<std::string, int64_t> unwaited_collectives();
+
+// Returns when all their Works are done, or when none has ended for `patience`. Called at exit: a Work that
+// ends later would meet a c10d that is being taken down.
+void let_unwaited_finish(std::chrono::milliseconds patience);
 
 enum class AskWorks : uint8_t {
   kAll,    // those on devices where asking is allowed; a Work that is written in Python needs the GIL
@@ -31,6 +89,25 @@ void wait_on_registry(const at::Tensor& tensor);
 
 // "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."
 std::string failure_text(const InFlight& what);
+
+// Calls `run`. An error of it goes on with the text that `describe` makes of its message, if not empty;
+// errors other than c10's as DistBackendErrors.
+template <typename Run, typename Describe>
+void run_described(const Run& run, const Describe& describe) {
+  try {
+    run();
+  } catch (c10::Error& error) {
+    if (std::string text = describe(error.what_without_backtrace()); !text.empty()) {
+      error.add_context(std::move(text));
+    }
+    throw;
+  } catch (const std::exception& error) {
+    if (const std::string text = describe(error.what()); !text.empty()) {
+      C10_THROW_ERROR(DistBackendError, std::string(error.what()) + "\n" + text);
+    }
+    throw;
+  }
+}
 
 // "It was started 3.0 s ago (rank 1 of 2) at train.py:7, for parameters of layer 0."
 std::string origin_text(const InFlight& what);

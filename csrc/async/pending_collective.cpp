@@ -16,12 +16,10 @@
 #include <set>
 #include <utility>
 
-#include "async/in_flight.h"
 #include "async/wake_key.h"
 #include "comm/capture_safe_query.h"
 #include "comm/gil_release.h"
 #include "comm/orphaned_works.h"
-#include "comm/waiter_threads.h"
 
 namespace funcol {
 namespace {
@@ -92,7 +90,7 @@ PendingCollective::PendingCollective(StartedCollective&& start)
     return;
   }
   if (!start_.is_kept_elsewhere) {
-    unwaited_.enter({start_.op, &start_.group, &start_.outputs, &start_.work, start_.is_counted});
+    unwaited_.enter(start_);
   }
   if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
     start_stream_ = stream_of(start_.outputs[0].device());
@@ -411,35 +409,31 @@ void PendingCollective::order_streams() {
 
 // Called without the mutex, by the one thread that waits.
 PendingCollective::State PendingCollective::finish(bool checks_group) {
-  try {
+  const auto run = [&] {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     // Autograd has recorded the results already. Gloo's reduce_scatter writes them as it is waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (is_outside_capture()) {
-      finish_on_host(checks_group);
-      return State::kArrived;
+      return finish_on_host(checks_group);
     }
     if (is_finished_aside()) {
-      finish_aside(checks_group);
-      return State::kArrived;
+      return finish_aside(checks_group);
     }
     if (start_.work) {
       wait_for_work(checks_group);
     }
     run_epilogue();
     order_streams();
+  };
+  try {
+    run_described(run, [&](std::string_view error) {
+      return describe() + surroundings(start_, unwaited_) + advice_on(error);
+    });
     return State::kArrived;
-  } catch (c10::Error& error) {
-    const auto advice = advice_on(error.what_without_backtrace());
-    error.add_context(describe() + surroundings(start_, unwaited_) + advice);
+  } catch (const std::exception&) {
     error_ = std::current_exception();
-  } catch (const std::exception& error) {
-    error_ = std::make_exception_ptr(c10::DistBackendError(
-        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::string(error.what()) + "\n" + describe() +
-                                                                   surroundings(start_, unwaited_) +
-                                                                   advice_on(error.what())));
+    return State::kFailed;
   }
-  return State::kFailed;
 }
 
 std::string_view interned(const std::string& op) {

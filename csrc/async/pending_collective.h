@@ -37,7 +37,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "async/outstanding.h"
+#include "async/in_flight.h"
 #include "async/resize_guard.h"
 #include "async/started_collective.h"
 #include "async/stream_waits.h"

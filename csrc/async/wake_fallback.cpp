@@ -22,9 +22,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/dispatch_modes.h"
-#include "async/in_place_collectives.h"
 #include "async/pending_collective.h"
-#include "async/wake_kernels.h"
 #include "async/wake_key.h"
 
 namespace funcol {

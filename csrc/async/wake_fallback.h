@@ -25,4 +25,9 @@ void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 // Waits for an argument, which may be undefined, of an operator of kind kReader.
 void settle_for_reader(const at::Tensor& tensor);
 
+// Registers the unboxed kernels at the wake key for the operators that programs most often use first on a
+// result. They do what the fallback does: its boxed arguments cost more than waiting for data that is there.
+// Called once, where the fallback is registered (wake_kernels.cpp).
+void add_wake_kernels();
+
 }  // namespace funcol

@@ -1,5 +1,4 @@
-#include "async/wake_kernels.h"
-
+// The unboxed kernels at the wake key (wake_fallback.h).
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>

@@ -15,7 +15,6 @@
 #include "async/comm_tensor.h"
 #include "async/dispatch_modes.h"
 #include "async/in_flight.h"
-#include "async/outstanding.h"
 #include "async/pending_collective.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"

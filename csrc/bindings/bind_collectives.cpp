@@ -65,7 +65,7 @@ constexpr CollectiveFunction kBroadcast{"broadcast",
                                         start_broadcast,
                                         call::broadcast,
                                         [](const at::Tensor&, int64_t source, const GroupPtr& group) {
-                                          check_broadcast(source, *group, "broadcast");
+                                          check_rank(source, *group, "src", "broadcast");
                                         }};
 
 constexpr CollectiveFunction kPermute{"permute_tensor",

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "kernels/rank_major.h"
+#include "kernels/cuda_library.h"
 #include "transfer/executor.h"
 
 namespace funcol::python {

@@ -17,7 +17,6 @@
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/core_kernels.h"
-#include "ops/legacy.h"
 
 namespace funcol::python {
 namespace {

@@ -1,7 +1,5 @@
 #include "comm/agreement.h"
 
-#include <c10/util/StringUtil.h>
-
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -138,7 +136,8 @@ void check_agreement(bool begin) { num_checking.fetch_add(begin ? 1 : -1, std::m
 
 bool agreement_is_checked() { return num_checking.load(std::memory_order_relaxed) > 0; }
 
-std::string describe_tensors(at::TensorList tensors, int64_t free_dim) {
+std::string describe_tensors(const ComparedTensors& compared) {
+  const auto& [tensors, free_dim] = compared;
   std::ostringstream text;
   for (size_t i = 0; i < tensors.size(); ++i) {
     text << (i == 0 ? "" : ", ") << tensors[i].scalar_type() << " [";
@@ -162,11 +161,12 @@ void agree(c10d::ProcessGroup& group, const char* op, const std::string& argumen
   }
 }
 
-void agree_on_exchange(c10d::ProcessGroup& group, const char* op, const std::string& tensors,
-                       at::IntArrayRef output_splits, at::IntArrayRef input_splits) {
-  if (!can_ask(group)) {
+void agree_on_exchange_if_checked(c10d::ProcessGroup& group, const char* op, const at::Tensor& rows,
+                                  at::IntArrayRef output_splits, at::IntArrayRef input_splits) {
+  if (!agreement_is_checked() || !can_ask(group)) {
     return;
   }
+  const auto tensors = describe_tensors({rows, /*free_dim=*/0});
   std::vector<std::vector<int64_t>> sent;
   std::vector<std::vector<int64_t>> expected;
   for (const auto& record : agreed(group, call(op, "", tensors) + "\n" + c10::Join(" ", input_splits) + "\n" +

@@ -7,10 +7,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/StringUtil.h>
 
 #include <string>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
 
@@ -19,8 +20,18 @@ void check_agreement(bool begin);
 
 bool agreement_is_checked();
 
-// Describes what must be equal on all ranks: dtypes, devices and sizes, except sizes along `free_dim`.
-std::string describe_tensors(at::TensorList tensors, int64_t free_dim = -1);
+// Tensors whose dtypes, devices and sizes must be equal on all ranks, except sizes along `free_dim`.
+struct ComparedTensors {
+  ComparedTensors(at::TensorList tensors, int64_t free_dim = -1)  // NOLINT(google-explicit-constructor)
+      : tensors(tensors), free_dim(free_dim) {}
+  ComparedTensors(const at::Tensor& tensor, int64_t free_dim = -1)  // NOLINT(google-explicit-constructor)
+      : ComparedTensors(at::TensorList(tensor), free_dim) {}
+
+  at::TensorList tensors;
+  int64_t free_dim;
+};
+
+std::string describe_tensors(const ComparedTensors& compared);
 
 // Raises DistBackendError unless all ranks of `group` call `op` with these arguments and tensors. The error
 // names the first rank that differs from rank 0 and both calls, or the ranks that called nothing within the
@@ -28,8 +39,17 @@ std::string describe_tensors(at::TensorList tensors, int64_t free_dim = -1);
 void agree(c10d::ProcessGroup& group, const char* op, const std::string& arguments,
            const std::string& tensors);
 
-// The same for an exchange: rank r must expect from rank s what rank s sends to rank r.
-void agree_on_exchange(c10d::ProcessGroup& group, const char* op, const std::string& tensors,
-                       at::IntArrayRef output_splits, at::IntArrayRef input_splits);
+// The same, if agreement is checked, with `arguments` as c10::str() joins them.
+template <typename... Arguments>
+void agree_if_checked(c10d::ProcessGroup& group, const char* op, const ComparedTensors& tensors,
+                      const Arguments&... arguments) {
+  if (agreement_is_checked()) {
+    agree(group, op, c10::str(arguments...), describe_tensors(tensors));
+  }
+}
+
+// The same for an exchange of rows of dim 0: rank r must expect from rank s what rank s sends to rank r.
+void agree_on_exchange_if_checked(c10d::ProcessGroup& group, const char* op, const at::Tensor& rows,
+                                  at::IntArrayRef output_splits, at::IntArrayRef input_splits);
 
 }  // namespace funcol

@@ -1,11 +1,17 @@
 // When a collective was started, by whom and for what: for messages about collectives in flight.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "comm/group_ref.h"
 
 namespace funcol {
 
@@ -22,6 +28,26 @@ struct CallSite {
   // Since then, to some milliseconds.
   double seconds() const;
 };
+
+// A description of a collective that has been started and may still be running.
+struct InFlight {
+  InFlight() = default;
+  // Of the results `outputs`.
+  InFlight(std::string_view op, GroupRef group, at::TensorList outputs, CallSite started);
+
+  // Waits for no lock of a device and for no GIL.
+  std::string text() const;
+
+  std::string_view op;  // lives for ever
+  GroupRef group;
+  std::vector<std::vector<int64_t>> shapes;
+  std::optional<at::ScalarType> dtype;  // of the first result
+  bool is_on_cpu = true;
+  CallSite started;
+};
+
+// " (rank 1 of 2)"; nothing for groups that are gone, or written in Python.
+std::string own_rank_text(const GroupRef& group);
 
 // Sets whether CallSite::now() records the line of Python that started the collective, and its purpose.
 void record_callers(bool enabled);

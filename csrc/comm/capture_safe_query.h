@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "kernels/capture_mode.h"
+#include "kernels/cuda_library.h"
 
 namespace funcol {
 

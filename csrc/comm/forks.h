@@ -1,11 +1,45 @@
-// Forks of this process.
+// Forks of this process, and objects that outlive them.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
+#include <mutex>
+#include <utility>
 
 namespace funcol {
 
 // The number of forks between the process that loaded funcol and this one: 0 outside of forked processes.
 uint64_t num_forks() noexcept;
+
+// The one object of class T, which derives from this one. It is made at the first use and never destroyed:
+// threads may be in it, and tensors may go, while the process exits.
+//
+// A fork waits until no thread has the mutex. The child calls begin_anew(), a member of T, with the mutex.
+template <typename T>
+class ForkSafe {
+ public:
+  static T& instance() {
+    static auto* const object = new T();  // NOLINT(cppcoreguidelines-owning-memory)
+    return *object;
+  }
+
+ protected:
+  ForkSafe() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     instance().begin_anew();
+                     instance().mutex_.unlock();
+                   });
+  }
+
+  // Empties `value` in the child, where destroying what the parent has would disturb the parent's threads.
+  template <typename Value>
+  static void leak(Value& value) {
+    new Value(std::exchange(value, Value()));  // NOLINT(cppcoreguidelines-owning-memory)
+  }
+
+  std::mutex mutex_;
+};
 
 }  // namespace funcol

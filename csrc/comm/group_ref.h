@@ -1,14 +1,17 @@
-// A weak reference to a process group, which still knows the group's name and whether the group has ended.
+// References to process groups; a weak one still knows the group's name and whether the group has ended.
 #pragma once
+
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "comm/group_ptr.h"
-
 namespace funcol {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // How a group can end for those who hold something of it: results, meshes, plans.
 enum class GroupEnd : uint8_t {
@@ -25,6 +28,7 @@ const char* to_string(GroupEnd end);
 using GroupMoment = uint64_t;
 GroupMoment group_moment() noexcept;
 
+// A weak reference.
 class GroupRef {
  public:
   GroupRef() = default;

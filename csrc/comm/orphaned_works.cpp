@@ -1,7 +1,6 @@
 #include "comm/orphaned_works.h"
 
 #include <c10/util/ScopeExit.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,13 +8,62 @@
 #include <iterator>
 #include <list>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "comm/capture_safe_query.h"
-#include "comm/waiter_threads.h"
+#include "comm/forks.h"
+#include "comm/process_group.h"
 
 namespace funcol {
 namespace {
+
+constexpr int kMaxThreads = 8;
+
+class Waiters final : public ForkSafe<Waiters> {
+ public:
+  void add(std::function<void()> wait) {
+    const std::scoped_lock lock(mutex_);
+    queue_.push_back(std::move(wait));
+    if (num_threads_ < kMaxThreads) {
+      ++num_threads_;
+      std::thread([this] { run(); }).detach();
+    }
+  }
+
+ private:
+  friend class ForkSafe<Waiters>;
+
+  void begin_anew() {
+    leak(queue_);
+    num_threads_ = 0;
+  }
+
+  void run() {
+    while (auto wait = next()) {
+      try {
+        wait();
+      } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
+      }
+    }
+  }
+
+  // Returns the next call from the queue; returns an empty function if the queue is empty and the thread has
+  // to end.
+  std::function<void()> next() {
+    const std::scoped_lock lock(mutex_);
+    if (queue_.empty()) {
+      --num_threads_;
+      return {};
+    }
+    auto wait = std::move(queue_.front());
+    queue_.pop_front();
+    return wait;
+  }
+
+  std::deque<std::function<void()>> queue_;
+  int num_threads_ = 0;
+};
 
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
@@ -24,8 +72,17 @@ struct Orphan {
   bool may_have_future = true;
 };
 
-struct Orphanage {
-  std::mutex mutex;
+// At exit a Work may still be running, and nothing may block on it.
+struct Orphanage final : ForkSafe<Orphanage> {
+  std::mutex& mutex() { return mutex_; }
+
+  void begin_anew() {
+    leak(orphans);
+    leak(waited_for);
+    size.store(0, std::memory_order_relaxed);
+    num_waited_for.store(0, std::memory_order_relaxed);
+  }
+
   std::deque<Orphan> orphans;
   std::list<InFlight> waited_for;  // by other threads
   std::atomic<size_t> num_waited_for{0};
@@ -35,7 +92,7 @@ struct Orphanage {
 // A Work written in Python cannot override isCompleted(), which always says no; but its future may tell.
 // Works of backends name their operation. Their futures may be done before the device is, and are not asked.
 bool has_completed_future(Orphan& orphan) {
-  if (!orphan.may_have_future || orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN) {
+  if (!orphan.may_have_future || !may_need_gil(*orphan.work)) {
     return false;
   }
   try {
@@ -48,32 +105,7 @@ bool has_completed_future(Orphan& orphan) {
 }
 
 bool is_orphan_completed(Orphan& orphan) {
-  try {
-    return orphan.work->isCompleted() || has_completed_future(orphan);
-  } catch (const std::exception&) {  // it will not run any further
-    return true;
-  }
-}
-
-// Never destroyed: at exit a Work may still be running, and nothing may block on it.
-Orphanage& orphanage() {
-  static auto* instance = new Orphanage();  // NOLINT(cppcoreguidelines-owning-memory)
-  return *instance;
-}
-
-// A fork waits for the lock. The child starts without orphans, and leaks its parent's.
-void follow_forks() {
-  pthread_atfork([] { orphanage().mutex.lock(); }, [] { orphanage().mutex.unlock(); },
-                 [] {
-                   auto& home = orphanage();
-                   new std::deque<Orphan>(std::move(home.orphans));  // NOLINT
-                   home.orphans.clear();
-                   new std::list<InFlight>(std::move(home.waited_for));  // NOLINT
-                   home.waited_for.clear();
-                   home.size.store(0, std::memory_order_relaxed);
-                   home.num_waited_for.store(0, std::memory_order_relaxed);
-                   home.mutex.unlock();
-                 });
+  return is_completed(*orphan.work) || has_completed_future(orphan);
 }
 
 // Drops the finished Works among the first `count`, and puts the others last. Returns the number dropped.
@@ -88,37 +120,66 @@ size_t sweep(Orphanage& home, size_t count) {
   // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
   std::vector<Orphan> orphans;
   {
-    const std::scoped_lock lock(home.mutex);
+    const std::scoped_lock lock(home.mutex());
     const auto end = home.orphans.begin() + static_cast<ptrdiff_t>(std::min(count, home.orphans.size()));
     std::move(home.orphans.begin(), end, std::back_inserter(orphans));
     home.orphans.erase(home.orphans.begin(), end);
   }
   const auto num_finished = std::erase_if(orphans, is_orphan_completed);
-  const std::scoped_lock lock(home.mutex);
+  const std::scoped_lock lock(home.mutex());
   std::ranges::move(orphans, std::back_inserter(home.orphans));
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
   return num_finished;
 }
 
 std::list<InFlight>::iterator note_waited_for(Orphanage& home, InFlight what) {
-  const std::scoped_lock lock(home.mutex);
+  const std::scoped_lock lock(home.mutex());
   home.num_waited_for.fetch_add(1, std::memory_order_relaxed);
   return home.waited_for.insert(home.waited_for.end(), std::move(what));
 }
 
 void forget_waited_for(Orphanage& home, std::list<InFlight>::iterator place) {
-  const std::scoped_lock lock(home.mutex);
+  const std::scoped_lock lock(home.mutex());
   home.waited_for.erase(place);
   home.num_waited_for.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace
 
+bool is_completed(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+bool may_need_gil(const c10d::Work& work) { return work.retrieveOpType() == c10d::OpType::UNKNOWN; }
+
+bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& ref) noexcept {
+  switch (work.retrieveOpType()) {
+    case c10d::OpType::UNKNOWN:    // Gloo's reduce_scatter
+    case c10d::OpType::COALESCED:  // a batch of sends and receives
+    case c10d::OpType::SEND:
+    case c10d::OpType::RECV:
+    case c10d::OpType::RECVANYSOURCE:
+      break;
+    default:
+      return false;
+  }
+  try {
+    const auto group = ref.lock();
+    return group && group->hasBackends() && backend_name(*group, c10::kCPU) == "gloo";
+  } catch (const c10::Error&) {  // no backend for the CPU, or one without a name
+    return false;
+  }
+}
+
+void wait_in_background(std::function<void()> wait) { Waiters::instance().add(std::move(wait)); }
+
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                   bool ends_only_by_waiting, InFlight what) {
-  static std::once_flag follows_forks;
-  std::call_once(follows_forks, follow_forks);
-  auto& home = orphanage();
+  auto& home = Orphanage::instance();
   if (ends_only_by_waiting) {
     const auto place = note_waited_for(home, std::move(what));
     wait_in_background([&home, place, kept = Orphan{std::move(work), std::move(buffers), {}}]() mutable {
@@ -131,18 +192,17 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
   if (std::ranges::any_of(buffers, [](const auto& buffer) { return buffer.defined() && buffer.is_cuda(); })) {
     note_cuda_is_used();
   }
-  const std::scoped_lock lock(home.mutex);
+  const std::scoped_lock lock(home.mutex());
   home.orphans.push_back({std::move(work), std::move(buffers), std::move(what)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }
 
 std::vector<InFlight> kept_orphans() {
-  auto& home = orphanage();
-  const std::scoped_lock lock(home.mutex);
+  auto& home = Orphanage::instance();
+  const std::scoped_lock lock(home.mutex());
   std::vector<InFlight> kept(home.waited_for.begin(), home.waited_for.end());
   for (auto& orphan : home.orphans) {
-    // Asks no device, and no Work that may be written in Python, which names no operation.
-    const bool is_asked = orphan.what.is_on_cpu && orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN;
+    const bool is_asked = orphan.what.is_on_cpu && !may_need_gil(*orphan.work);
     if (!is_asked || !is_orphan_completed(orphan)) {
       kept.push_back(orphan.what);
     }
@@ -151,14 +211,14 @@ std::vector<InFlight> kept_orphans() {
 }
 
 size_t sweep_orphans() {
-  auto& home = orphanage();
+  auto& home = Orphanage::instance();
   sweep(home, home.size.load(std::memory_order_relaxed));
   return home.size.load(std::memory_order_relaxed) + home.num_waited_for.load(std::memory_order_relaxed);
 }
 
 void sweep_some_orphans() {
   constexpr size_t kFew = 16;
-  while (sweep(orphanage(), kFew) > 0) {
+  while (sweep(Orphanage::instance(), kFew) > 0) {
   }
 }
 

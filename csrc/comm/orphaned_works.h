@@ -1,20 +1,24 @@
-// Collectives whose result nobody holds any more.
+// Works for which no caller waits: of collectives whose result nobody holds any more, and those that end only
+// when somebody waits for them, such as Gloo's sends and receives, and its reduce_scatter, whose wait() makes
+// the result.
 //
 // A started collective must run to its end on every rank, and its buffers must outlive it, even when this
 // rank dropped the result without looking at it. Such a Work is kept here until it is done, with the tensors
-// that it reads and writes. No caller waits: a later call drops finished Works.
+// that it reads and writes. A later call drops finished Works.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "comm/collective_info.h"
+#include "comm/call_site.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
 
-// `ends_only_by_waiting`: a thread in the background waits for the Work (comm/waiter_threads.h).
+// `ends_only_by_waiting`: wait_in_background() waits for the Work.
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                   bool ends_only_by_waiting = false, InFlight what = {});
 
@@ -29,5 +33,21 @@ size_t sweep_orphans();
 // Drops finished Works among the next few, and goes on until it meets a few that all run. Cheap enough for
 // the start of every collective, however many Works there are.
 void sweep_some_orphans();
+
+// True of a Work that failed, too: whoever waits for it gets the error.
+bool is_completed(c10d::Work& work);
+
+// Returns true if `work` may be written in Python: it does not name its operation, and needs the GIL to
+// answer.
+bool may_need_gil(const c10d::Work& work);
+
+// Returns true if a Work of `group` on the CPU never reports isCompleted() before it was waited for. Returns
+// false if the group no longer exists, and for Works written in Python, whose futures report completion.
+bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& group) noexcept;
+
+// Calls `wait`, which may block for long, on another thread and without the GIL. At most 8 threads wait at a
+// time; further calls queue. Exceptions of `wait` are dropped. A thread destroys its `wait` before it takes
+// the next. A forked child starts without threads and with an empty queue.
+void wait_in_background(std::function<void()> wait);
 
 }  // namespace funcol

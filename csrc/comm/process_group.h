@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
 

@@ -1,11 +1,16 @@
-// How an autograd node is owned: by std::shared_ptr in older PyTorch minors, by intrusive_ptr in newer ones.
+// Nodes of autograd: how they are owned, by std::shared_ptr in older PyTorch minors, by intrusive_ptr in
+// newer ones; and how compiled autograd calls them.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace funcol::compat {
 
@@ -18,6 +23,26 @@ auto make_node(Args&&... args) {
     // Found by its argument's type: newer minors do not declare deleteNode().
     return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
   }
+}
+
+// Has compiled autograd call `function(gradients, packed)` in the place of `node`, and returns what stands
+// for its results. `types` are those of the packed values. A traceable function is traced through, others are
+// opaque.
+inline torch::autograd::variable_list call_when_compiled(
+    const torch::autograd::Node& node, torch::dynamo::autograd::SwapSavedVariables& saved,
+    const torch::autograd::variable_list& gradients, const std::vector<c10::IValue>& packed,
+    const std::vector<at::TypePtr>& types, bool is_traceable,
+    std::function<torch::autograd::variable_list(const torch::autograd::variable_list&,
+                                                 const std::vector<c10::IValue>&)>
+        function) {
+  namespace compiled = torch::dynamo::autograd;
+  const auto& compiler = compiled::getPyCompilerInterface();
+  const auto bound = compiler->bind_function(saved.get_py_compiler(), node.name(), std::move(function), types,
+                                             /*is_custom_function=*/true, is_traceable);
+  return compiler->call_function(
+      saved.get_py_compiler(), "apply_functional", bound, gradients, packed,
+      compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+          compiled::get_input_metadata(node.next_edges())));
 }
 
 }  // namespace funcol::compat

@@ -14,7 +14,6 @@
 
 #include "async/dispatch_modes.h"
 #include "compat/autograd_node.h"
-#include "compat/compiled_node.h"
 #include "dispatch/call_key.h"
 #include "dispatch/dtensor_node.h"
 #include "dispatch/fast_dispatch.h"

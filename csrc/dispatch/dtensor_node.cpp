@@ -9,7 +9,6 @@
 
 #include "comm/call_site.h"
 #include "compat/autograd_node.h"
-#include "compat/compiled_node.h"
 #include "pyobjects/tensors.h"
 
 namespace funcol::python {

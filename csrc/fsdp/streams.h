@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "async/outstanding.h"
+#include "async/in_flight.h"
 #include "async/pending_collective.h"
 #include "comm/backend_call.h"
 #include "comm/call_site.h"
@@ -139,17 +139,15 @@ class Comm {
     if (!work) {
       return;
     }
+    funcol::StartedCollective started{op, process_group, std::move(work), {from}, {to}, {}};
+    started.is_counted = false;
     if (to.is_cpu()) {  // an error names the collective
-      funcol::StartedCollective started{op, process_group, std::move(work), {from}, {to}, {}};
-      started.is_counted = false;
       c10::make_intrusive<PendingCollective>(std::move(started))->settle();
       return;
     }
-    const GroupRef ref(process_group);
-    const std::vector<at::Tensor> outputs{to};
     UnwaitedEntry in_flight;
-    in_flight.enter({op, &ref, &outputs, &work, /*is_counted=*/false});
-    work->wait();
+    in_flight.enter(started);
+    started.work->wait();
   }
 
   bool starts_own(py::handle group, py::handle tensor) const {

@@ -28,7 +28,7 @@ struct RowBox {
   int64_t num_bytes() const { return num_rows[0] * num_rows[1] * row_bytes; }
 };
 
-// The parameters of a launch take at most 4 KiB.
+// The most boxes of a launch, whose parameters take at most 4 KiB.
 constexpr size_t kMaxBoxes = 40;
 
 // Returns the bytes of the widest vectors, 16, 8, 4, 2 or 1, that all rows of `box` consist of, both where
@@ -43,10 +43,5 @@ inline int64_t vector_bytes(const RowBox& box) {
   }
   return static_cast<int64_t>(bits & (~bits + 1));  // the lowest bit
 }
-
-// Enqueues the copies of at most kMaxBoxes boxes, and at least one, on `stream` (a cudaStream_t) of the
-// current device. They all move in vectors of the narrowest box. Returns null, or the text of the launch
-// error.
-const char* copy_boxes_cuda(const RowBox* boxes, size_t num_boxes, void* stream);
 
 }  // namespace funcol::kernels

@@ -49,4 +49,21 @@ const CudaLibrary& cuda_library() {
   return *library;
 }
 
+const char* why_no_cuda_kernels() {
+  const auto& [functions, error] = cuda_library();
+  return functions != nullptr ? nullptr : error.c_str();
+}
+
+RelaxedCapture::RelaxedCapture() {
+  if (const auto* const functions = cuda_library().functions) {
+    mode_before_ = functions->relax_capture_mode();
+  }
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (const auto* const functions = cuda_library().functions) {
+    functions->set_capture_mode(mode_before_);
+  }
+}
+
 }  // namespace funcol::kernels

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <tuple>
 
 #include "kernels/box_rows.h"
 #include "kernels/random.h"
@@ -17,22 +18,26 @@
 namespace funcol::kernels {
 
 // The functions of the library. Raise the version when a function's arguments or behaviour change.
+//
+// Each kernel enqueues its work on `stream` (a cudaStream_t) of the current device and returns at once: null,
+// or the text of the launch error.
 struct CudaFunctions {
-  static constexpr uint32_t kVersion = 3;
+  static constexpr uint32_t kVersion = 4;
 
   uint32_t size = sizeof(CudaFunctions);
   uint32_t version = kVersion;
+  // As on the CPU (kernels/rank_major.h), for all rows.
   const char* (*merge_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
   const char* (*split_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
+  // Copies at most kMaxBoxes boxes, and at least one. They all move in vectors of the narrowest box.
   const char* (*copy_boxes)(const RowBox* boxes, size_t num_boxes, void* stream) = nullptr;
+  // Writes the elements of `box` to the shard at `out`. `seed` is in device memory, so that each replay of a
+  // graph finds another one; the key's offset is 0.
   template <typename T>
   using FillRandom = const char* (*)(T* out, const RandomNumbers& numbers, const int64_t* seed,
                                      const RandomBox& box, void* stream);
-  FillRandom<float> fill_random_float = nullptr;
-  FillRandom<double> fill_random_double = nullptr;
-  FillRandom<int64_t> fill_random_int64 = nullptr;
-  FillRandom<bool> fill_random_bool = nullptr;
-  // The capture mode of the thread (kernels/capture_mode.h): relaxes it and returns what it was; sets it.
+  std::tuple<FillRandom<float>, FillRandom<double>, FillRandom<int64_t>, FillRandom<bool>> fill_random = {};
+  // The capture mode of the thread (see RelaxedCapture): relaxes it and returns what it was; sets it.
   int (*relax_capture_mode)() = nullptr;
   void (*set_capture_mode)(int mode) = nullptr;
 
@@ -53,5 +58,21 @@ struct CudaLibrary {
 const CudaLibrary& cuda_library();
 
 CudaLibrary load_cuda_library(const std::filesystem::path& file);
+
+// The reason why the library of this process has no functions; null if it has them.
+const char* why_no_cuda_kernels();
+
+// While a RelaxedCapture lives, the current thread may query events without breaking a CUDA graph capture
+// that any thread has in progress. Does nothing without the library.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_before_ = 0;
+};
 
 }  // namespace funcol::kernels

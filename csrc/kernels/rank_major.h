@@ -26,21 +26,12 @@ struct ShardShape {
   int64_t num_bytes() const { return num_rows() * row_bytes; }
 };
 
-// CPU. Each call copies the rows [begin, end) of num_rows(), so that a caller can share the rows among
-// threads. Both functions count rows in tensor order: row = outer index * num_ranks + rank.
+enum class Change { kMerge, kSplit };
+
+// On the CPU; kernels/cuda_library.h has the CUDA functions. Each call copies the rows [begin, end) of
+// num_rows(), so that a caller can share the rows among threads. Both functions count rows in tensor order:
+// row = outer index * num_ranks + rank.
 void merge_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
 void split_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
-
-// CUDA. Each call enqueues the copy of all rows on `stream` (a cudaStream_t) of the current device and
-// returns at once: null, or the text of the launch error.
-const char* merge_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
-const char* split_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
-
-// False where libfuncol_cuda.so is not there or does not load (kernels/cuda_library.h): merge_shards_cuda()
-// and split_shards_cuda() return the reason there.
-bool has_cuda_kernels();
-
-// The reason, or null.
-const char* why_no_cuda_kernels();
 
 }  // namespace funcol::kernels

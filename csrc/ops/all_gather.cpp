@@ -15,16 +15,23 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
-#include "ops/shard_geometry.h"
-#include "ops/split_sizes.h"
+#include "ops/operator.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace all_gather {
 namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kRows = "all_gather_into_tensor";
+constexpr auto kAlongDim = "all_gather_tensor";
+constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
 
 at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
   at::DimVector sizes(input.sizes());
@@ -43,6 +50,140 @@ c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Te
                     [&](auto& target) { return compat::all_gather_flat(target, wire_out, wire_in, {}); });
 }
 
+// Along dim 0.
+
+StartedCollective start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
+  check_group_size(*group, group_size, kRows);
+  return start_all_gather(input, 0, group);
+}
+
+at::Tensor rows_meta(const at::Tensor& input, int64_t group_size, const IValue&) {
+  auto sizes = sizes_with_dims(input);
+  sizes[0] = sizes[0] * group_size;
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor rows_recorded(const at::Tensor& input, int64_t group_size, const IValue& group) {
+  group_of_size(group, group_size, kRows);
+  return call::all_gather_along_dim.recorded(input, 0, group, {});
+}
+
+StartedCollective start_rows_out(const at::Tensor& input, int64_t group_size, const GroupPtr& group,
+                                 const at::Tensor& out) {
+  check_group_size(*group, group_size, "all_gather_into_tensor_out");
+  return start_all_gather_out(input, out, group);
+}
+
+// Along any dim, of any sizes.
+
+at::Tensor meta(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  dim = wrap_dim(dim, input, kAlongDim);
+  if (split_sizes.has_value()) {
+    check_has_dims(input, kAlongDim);
+  }
+  auto sizes = sizes_with_dims(input);
+  const auto resolved = group_from_ivalue(group, kAlongDim);
+  sizes[dim] = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kAlongDim));
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  const auto resolved = group_from_ivalue(group, kAlongDim);
+  const auto num_ranks = resolved->getSize();
+  dim = wrap_dim(dim, input, kAlongDim);
+  if (!split_sizes.has_value()) {
+    const auto gathered = call::all_gather_into_tensor.traced(input.contiguous(), num_ranks, group);
+    return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
+  }
+  check_has_dims(input, kAlongDim);
+  const TracedParts parts(input, dim,
+                          sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim));
+  const auto numel = core::largest(parts.numels);
+  const auto padded = core::pad_to(input.flatten(), 0, numel);
+  auto flat_parts = call::all_gather_into_tensor.traced(padded.contiguous(), num_ranks, group)
+                        .split_with_sizes_symint(SymSizes(num_ranks, numel));
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    flat_parts[rank] = flat_parts[rank].narrow_symint(0, SymInt(0), parts.numels[rank]);
+  }
+  return parts.concatenated(std::move(flat_parts));
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const auto dim = data[0].toInt();
+  const autograd::SavedSizes sizes(data[2]);
+  const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
+  const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
+  const auto own = call::reduce_scatter_along_dim(whole, "sum", dim, data[1], sizes);
+  return {data[3].toBool() ? own.squeeze(0) : own};
+}
+
+autograd::Data saved(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  return {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0};
+}
+
+// Several tensors along dim 0.
+
+StartedCollective start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
+  check_group_size(*group, group_size, kCoalesced);
+  return start_all_gather_coalesced(inputs, group);
+}
+
+Tensors coalesced_meta(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  return meta_of_each(inputs, [&](const at::Tensor& input) { return rows_meta(input, group_size, group); });
+}
+
+Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  Tensors wires;
+  for (const auto& input : inputs) {
+    wires.push_back(core::as_pairs(input).contiguous());
+  }
+  auto gathered = core::call_list_and_wait(kCoalesced, {wires, group_size, group});
+  for (size_t i = 0; i < gathered.size(); ++i) {
+    gathered[i] = core::from_pairs(gathered[i], inputs[i]);
+  }
+  return gathered;
+}
+
+// This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.
+Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
+  const auto is_like_first = [&](const at::Tensor& whole) {
+    return whole.scalar_type() == wholes[0].scalar_type();
+  };
+  if (std::ranges::all_of(wholes, is_like_first)) {
+    const std::vector<int64_t> dims(wholes.size(), 0);
+    return call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, group);
+  }
+  Tensors parts;
+  for (const auto& whole : wholes) {
+    parts.push_back(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}));
+  }
+  return parts;
+}
+
+Tensors coalesced_rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const auto are_scalars = data[0].toBoolList();
+  auto own = reduced_parts(GradientCollectives::unshared(gradients), data[1]);
+  for (size_t i = 0; i < own.size(); ++i) {
+    own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
+  }
+  return own;
+}
+
+autograd::Data coalesced_saved(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  group_of_size(group, group_size, kCoalesced);
+  c10::List<bool> are_scalars;
+  for (const auto& input : inputs) {
+    are_scalars.push_back(input.dim() == 0);
+  }
+  return {are_scalars, group};
+}
+
+const auto kOut = in_place(
+    {.schema = "all_gather_into_tensor_out(Tensor input, int group_size, Any group_name, *, Tensor(a!) out) "
+               "-> Tensor(a!)",
+     .needs_contiguous = true},
+    from_stack(start_rows_out));
+
 }  // namespace
 }  // namespace all_gather
 
@@ -60,9 +201,7 @@ StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const G
   dim = wrap_dim(dim, input, kOp);
   auto source = dim == 0 ? contiguous_input(input) : private_input(input);
   const int64_t num_ranks = group->getSize();
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
-  }
+  agree_if_checked(*group, kOp, source, "dim=", dim);
 
   auto gathered = fresh_tensor(all_gather::gathered_sizes(source, 0, num_ranks), source);
   const auto sizes = all_gather::gathered_sizes(source, dim, num_ranks);
@@ -108,10 +247,7 @@ StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, 
   if (parts.are_equal()) {
     return start_even();
   }
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),
-          describe_tensors(input, parts.dim()));
-  }
+  agree_if_checked(*group, kOp, {input, parts.dim()}, "dim=", parts.dim(), ", split_sizes=", *split_sizes);
   const auto stride = parts.max_numel();
   at::Tensor source;
   if (input.numel() < stride) {
@@ -136,9 +272,7 @@ StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupP
   }
   const BelowAutograd below_autograd;
   check_all_gather(inputs, 0, kOp);
-  if (agreement_is_checked()) {
-    agree(*group, kOp, "", describe_tensors(inputs));
-  }
+  agree_if_checked(*group, kOp, inputs);
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> outputs;
   std::vector<at::Tensor> wires_in;
@@ -166,9 +300,7 @@ StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor
                     ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
   TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
                    ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
-  if (agreement_is_checked()) {
-    agree(*group, op, "dim=0", describe_tensors(input));
-  }
+  agree_if_checked(*group, op, input, "dim=0");
   auto source = contiguous_input(input);
   auto work =
       all_gather::start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
@@ -182,9 +314,7 @@ StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tens
   check_dense(input, kOp);
   check_dense(outs, kOp);
   auto source = contiguous_input(input);
-  if (agreement_is_checked()) {
-    agree(*group, kOp, "dim=0", describe_tensors(source));
-  }
+  agree_if_checked(*group, kOp, source, "dim=0");
   std::vector<at::Tensor> wires_in{wire_for_movement(source, *group)};
   std::vector<std::vector<at::Tensor>> wires_out(1);
   wires_out[0].reserve(outs.size());
@@ -197,179 +327,21 @@ StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tens
   return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
 }
 
-namespace all_gather {
-namespace {
-
-using c10::IValue;
-using c10::SymInt;
-using Splits = at::OptionalSymIntArrayRef;
-using Tensors = std::vector<at::Tensor>;
-
-constexpr auto kRows = "all_gather_into_tensor";
-constexpr auto kAlongDim = "all_gather_tensor";
-constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
-
-// Along dim 0.
-
-StartedCollective start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
-  check_group_size(*group, group_size, kRows);
-  return start_all_gather(input, 0, group);
-}
-
-at::Tensor rows_meta(const at::Tensor& input, int64_t group_size, const IValue&) {
-  auto sizes = sizes_with_dims(input);
-  sizes[0] = sizes[0] * group_size;
-  return meta_of_sizes(input, sizes);
-}
-
-at::Tensor rows_traced(const at::Tensor& input, int64_t group_size, const IValue& group) {
-  return core::call_and_wait(kRows, {input, group_size, group});
-}
-
-at::Tensor rows_recorded(const at::Tensor& input, int64_t group_size, const IValue& group) {
-  group_of_size(group, group_size, kRows);
-  return call::all_gather_along_dim.recorded(input, 0, group, {});
-}
-
-StartedCollective start_rows_out(const at::Tensor& input, int64_t group_size, const GroupPtr& group,
-                                 const at::Tensor& out) {
-  check_group_size(*group, group_size, "all_gather_into_tensor_out");
-  return start_all_gather_out(input, out, group);
-}
-
-// Along any dim, of any sizes.
-
-at::Tensor meta(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
-  dim = wrap_dim(dim, input, kAlongDim);
-  if (split_sizes.has_value()) {
-    check_has_dims(input, kAlongDim);
-  }
-  auto sizes = sizes_with_dims(input);
-  const auto resolved = group_from_ivalue(group, kAlongDim);
-  sizes[dim] = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kAlongDim));
-  return meta_of_sizes(input, sizes);
-}
-
-at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
-  const auto resolved = group_from_ivalue(group, kAlongDim);
-  const auto num_ranks = resolved->getSize();
-  dim = wrap_dim(dim, input, kAlongDim);
-  if (!split_sizes.has_value()) {
-    const auto gathered = rows_traced(input.contiguous(), num_ranks, group);
-    return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
-  }
-  check_has_dims(input, kAlongDim);
-  const TracedParts parts(input, dim,
-                          sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim));
-  const auto numel = core::largest(parts.numels);
-  const auto padded = core::pad_to(input.flatten(), 0, numel);
-  auto flat_parts =
-      rows_traced(padded.contiguous(), num_ranks, group).split_with_sizes_symint(SymSizes(num_ranks, numel));
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    flat_parts[rank] = flat_parts[rank].narrow_symint(0, SymInt(0), parts.numels[rank]);
-  }
-  return parts.concatenated(std::move(flat_parts));
-}
-
-Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
-  const auto dim = data[0].toInt();
-  const autograd::SavedSizes sizes(data[2]);
-  const GradientCollectives collectives;
-  const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
-  const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
-  const auto own = call::reduce_scatter_along_dim(whole, "sum", dim, data[1], sizes);
-  return {data[3].toBool() ? own.squeeze(0) : own};
-}
-
-at::Tensor recorded(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
-  return autograd::record(input, call::all_gather_along_dim.unrecorded(input, dim, group, split_sizes),
-                          kAlongDim, rule,
-                          {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0});
-}
-
-// Several tensors along dim 0.
-
-StartedCollective start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
-  check_group_size(*group, group_size, kCoalesced);
-  return start_all_gather_coalesced(inputs, group);
-}
-
-Tensors coalesced_meta(at::TensorList inputs, int64_t group_size, const IValue& group) {
-  return meta_of_each(inputs, [&](const at::Tensor& input) { return rows_meta(input, group_size, group); });
-}
-
-Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue& group) {
-  Tensors wires;
-  for (const auto& input : inputs) {
-    wires.push_back(core::as_pairs(input).contiguous());
-  }
-  auto gathered = core::call_list_and_wait(kCoalesced, {wires, group_size, group});
-  for (size_t i = 0; i < gathered.size(); ++i) {
-    gathered[i] = core::from_pairs(gathered[i], inputs[i]);
-  }
-  return gathered;
-}
-
-// This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.
-Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
-  const auto is_like_first = [&](const at::Tensor& whole) {
-    return whole.scalar_type() == wholes[0].scalar_type();
-  };
-  if (std::ranges::all_of(wholes, is_like_first)) {
-    const std::vector<int64_t> dims(wholes.size(), 0);
-    return call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, group);
-  }
-  Tensors parts;
-  for (const auto& whole : wholes) {
-    parts.push_back(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}));
-  }
-  return parts;
-}
-
-Tensors coalesced_rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
-  const auto are_scalars = data[0].toBoolList();
-  const GradientCollectives collectives;
-  auto own = reduced_parts(GradientCollectives::unshared(gradients), data[1]);
-  for (size_t i = 0; i < own.size(); ++i) {
-    own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
-  }
-  return own;
-}
-
-Tensors coalesced_recorded(at::TensorList inputs, int64_t group_size, const IValue& group) {
-  group_of_size(group, group_size, kCoalesced);
-  c10::List<bool> are_scalars;
-  for (const auto& input : inputs) {
-    are_scalars.push_back(input.dim() == 0);
-  }
-  auto outputs = call::all_gather_into_tensor_coalesced.unrecorded(inputs, group_size, group);
-  return autograd::record(inputs, std::move(outputs), kCoalesced, coalesced_rule, {are_scalars, group});
-}
-
-const auto kOut = in_place(
-    {.schema = "all_gather_into_tensor_out(Tensor input, int group_size, Any group_name, *, Tensor(a!) out) "
-               "-> Tensor(a!)",
-     .needs_contiguous = true},
-    from_stack(start_rows_out));
-
-}  // namespace
-}  // namespace all_gather
-
 const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
     {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
     all_gather::start_rows,
-    {.meta = all_gather::rows_meta,
-     .traced = all_gather::rows_traced,
-     .recorded = all_gather::rows_recorded,
-     .is_in_core = true});
+    {.meta = all_gather::rows_meta, .recorded = all_gather::rows_recorded, .is_in_core = true});
 
 const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
     {.schema = "all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> "
                "Tensor",
      .op = all_gather::kAlongDim},
     start_uneven_all_gather,
-    {.meta = all_gather::meta, .traced = all_gather::traced, .recorded = all_gather::recorded});
+    {.meta = all_gather::meta,
+     .traced = all_gather::traced,
+     .rule = all_gather::rule,
+     .saved = all_gather::saved});
 
 const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_tensor_coalesced(
     {.schema =
@@ -378,7 +350,8 @@ const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_ten
     all_gather::start_coalesced,
     {.meta = all_gather::coalesced_meta,
      .traced = all_gather::coalesced_traced,
-     .recorded = all_gather::coalesced_recorded,
+     .rule = all_gather::coalesced_rule,
+     .saved = all_gather::coalesced_saved,
      .check = check_one_device,
      .is_in_core = true});
 

@@ -11,19 +11,42 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
-#include "ops/dense_check.h"
-#include "ops/exchange.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
-#include "ops/split_sizes.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace all_to_all {
 namespace {
 
+using c10::IValue;
+using c10::SymIntArrayRef;
+
 constexpr auto kOp = "all_to_all_single";
 
 int64_t total(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+
+at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef, const IValue&) {
+  auto sizes = input.sym_sizes().vec();
+  if (!output_splits.empty()) {
+    sizes.at(0) = sum(output_splits);
+  }
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor traced(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
+                  const IValue& group) {
+  const auto received = core::call_and_wait(kOp, {core::as_pairs(input), output_splits, input_splits, group});
+  return core::from_pairs(received, input);
+}
+
+std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
+                             const autograd::Data& data) {
+  const auto output_splits = data[0].toSymIntVector();
+  const auto input_splits = data[1].toSymIntVector();
+  const auto sent = GradientCollectives::unshared(gradients[0]);
+  return {call::all_to_all_single(sent, input_splits, output_splits, data[2])};
+}
 
 }  // namespace
 }  // namespace all_to_all
@@ -70,10 +93,7 @@ StartedCollective start_all_to_all(const at::Tensor& input, at::IntArrayRef outp
     equal_shares.assign(num_ranks, input.size(0) / num_ranks);
     output_splits = input_splits = equal_shares;
   }
-  if (agreement_is_checked()) {
-    agree_on_exchange(*group, all_to_all::kOp, describe_tensors(input, /*free_dim=*/0), output_splits,
-                      input_splits);
-  }
+  agree_on_exchange_if_checked(*group, all_to_all::kOp, input, output_splits, input_splits);
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
   sizes[0] = all_to_all::total(output_splits);
@@ -99,9 +119,7 @@ StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_d
                                                                : split_shards(input, num_ranks, split_dim))
                           .view(-1);
   const std::vector<int64_t> splits(num_ranks, source.numel() / num_ranks);
-  if (agreement_is_checked()) {
-    agree_on_exchange(*group, all_to_all::kOp, describe_tensors(source, /*free_dim=*/0), splits, splits);
-  }
+  agree_on_exchange_if_checked(*group, all_to_all::kOp, source, splits, splits);
   auto received = fresh_tensor(source.sizes(), source);
   const bool is_merged = !is_rank_major(sizes, concat_dim);
   auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
@@ -121,53 +139,11 @@ StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_d
           merge};
 }
 
-namespace all_to_all {
-namespace {
-
-using c10::IValue;
-using c10::SymIntArrayRef;
-
-at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef, const IValue&) {
-  auto sizes = input.sym_sizes().vec();
-  if (!output_splits.empty()) {
-    sizes.at(0) = sum(output_splits);
-  }
-  return meta_of_sizes(input, sizes);
-}
-
-at::Tensor traced(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
-                  const IValue& group) {
-  const auto received = core::call_and_wait(kOp, {core::as_pairs(input), output_splits, input_splits, group});
-  return core::from_pairs(received, input);
-}
-
-std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
-                             const autograd::Data& data) {
-  const auto output_splits = data[0].toSymIntVector();
-  const auto input_splits = data[1].toSymIntVector();
-  const GradientCollectives collectives;
-  const auto sent = GradientCollectives::unshared(gradients[0]);
-  return {call::all_to_all_single(sent, input_splits, output_splits, data[2])};
-}
-
-at::Tensor recorded(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
-                    const IValue& group) {
-  return autograd::record(input,
-                          call::all_to_all_single.unrecorded(input, output_splits, input_splits, group), kOp,
-                          rule, {output_splits, input_splits, group});
-}
-
-}  // namespace
-}  // namespace all_to_all
-
 const decltype(call::all_to_all_single) call::all_to_all_single(
     {.schema = "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, Any "
                "group_name) -> Tensor",
      .needs_contiguous = true},
     start_all_to_all,
-    {.meta = all_to_all::meta,
-     .traced = all_to_all::traced,
-     .recorded = all_to_all::recorded,
-     .is_in_core = true});
+    {.meta = all_to_all::meta, .traced = all_to_all::traced, .rule = all_to_all::rule, .is_in_core = true});
 
 }  // namespace funcol

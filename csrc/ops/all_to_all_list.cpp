@@ -5,15 +5,13 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/exchange.h"
 #include "ops/meta.h"
-#include "ops/split_sizes.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace all_to_all_list {
@@ -44,13 +42,18 @@ struct Rows {
   SymSizes received;  // from each rank
 };
 
+SymSizes num_rows(at::TensorList inputs) {
+  SymSizes rows;
+  for (const auto& input : inputs) {
+    rows.push_back(input.sym_size(0));
+  }
+  return rows;
+}
+
 // Checks the arguments.
 Rows rows_of(at::TensorList inputs, SymIntArrayRef output_splits, const c10d::ProcessGroup& group) {
   check_inputs(inputs, group);
-  SymSizes sent;
-  for (const auto& input : inputs) {
-    sent.push_back(input.sym_size(0));
-  }
+  auto sent = num_rows(inputs);
   if (!output_splits.empty()) {
     check_split_sizes(output_splits, "output_split_sizes", group, kOp);
     return {std::move(sent), output_splits.vec()};
@@ -62,38 +65,6 @@ Rows rows_of(at::TensorList inputs, SymIntArrayRef output_splits, const c10d::Pr
   }
   return {sent, sent};
 }
-
-}  // namespace
-}  // namespace all_to_all_list
-
-StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits,
-                                        const GroupPtr& group) {
-  const BelowAutograd below_autograd;
-  const auto rows = all_to_all_list::rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
-  const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);
-  const auto received = C10_AS_INTARRAYREF_SLOW(rows.received);
-  check_own_splits(received, sent, *group, all_to_all_list::kOp);
-  for (const auto& input : inputs) {
-    settle(input);
-  }
-  auto source = at::cat(inputs).contiguous();
-  if (agreement_is_checked()) {
-    agree_on_exchange(*group, all_to_all_list::kOp, describe_tensors(source, /*free_dim=*/0), received, sent);
-  }
-  auto sizes = source.sizes().vec();
-  sizes[0] = C10_AS_INTARRAYREF_SLOW(SymSizes{sum(rows.received)})[0];
-  const auto whole = fresh_tensor(sizes, source);
-  auto work = exchange(source, whole, received.vec(), sent.vec(), *group);
-  return {all_to_all_list::kOp,
-          group,
-          std::move(work),
-          as_list(std::move(source)),
-          whole.split_with_sizes(received),
-          {}};
-}
-
-namespace all_to_all_list {
-namespace {
 
 Tensors meta(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
   const auto rows = rows_of(inputs, output_splits, *group_from_ivalue(group, kOp));
@@ -113,29 +84,46 @@ Tensors traced(at::TensorList inputs, SymIntArrayRef output_splits, const IValue
       .split_with_sizes_symint(rows.received);
 }
 
-Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
-  const GradientCollectives collectives;
-  return call::all_to_all(gradients, data[0].toSymIntVector(), data[1]);
+autograd::Data saved(at::TensorList inputs, SymIntArrayRef, const IValue& group) {
+  return {SymIntArrayRef(num_rows(inputs)), group};
 }
 
-Tensors recorded(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
-  auto outputs = call::all_to_all.unrecorded(inputs, output_splits, group);
-  SymSizes sent;
-  for (const auto& input : inputs) {
-    sent.push_back(input.sym_size(0));
-  }
-  return autograd::record(inputs, std::move(outputs), kOp, rule, {SymIntArrayRef(sent), group});
+Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  return call::all_to_all(gradients, data[0].toSymIntVector(), data[1]);
 }
 
 }  // namespace
 }  // namespace all_to_all_list
+
+StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits,
+                                        const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  const auto rows = all_to_all_list::rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
+  const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);
+  const auto received = C10_AS_INTARRAYREF_SLOW(rows.received);
+  check_own_splits(received, sent, *group, all_to_all_list::kOp);
+  settle(inputs);
+  auto source = at::cat(inputs).contiguous();
+  agree_on_exchange_if_checked(*group, all_to_all_list::kOp, source, received, sent);
+  auto sizes = source.sizes().vec();
+  sizes[0] = C10_AS_INTARRAYREF_SLOW(SymSizes{sum(rows.received)})[0];
+  const auto whole = fresh_tensor(sizes, source);
+  auto work = exchange(source, whole, received.vec(), sent.vec(), *group);
+  return {all_to_all_list::kOp,
+          group,
+          std::move(work),
+          as_list(std::move(source)),
+          whole.split_with_sizes(received),
+          {}};
+}
 
 const decltype(call::all_to_all) call::all_to_all(
     {.schema = "all_to_all(Tensor[] inputs, SymInt[] output_split_sizes, Any group_name) -> Tensor[]"},
     start_all_to_all_list,
     {.meta = all_to_all_list::meta,
      .traced = all_to_all_list::traced,
-     .recorded = all_to_all_list::recorded,
+     .rule = all_to_all_list::rule,
+     .saved = all_to_all_list::saved,
      .check = check_alike});
 
 }  // namespace funcol

@@ -16,12 +16,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/wake_key.h"
 #include "comm/process_group.h"
-#include "ops/dense_check.h"
 
 namespace funcol {
 namespace {
@@ -171,6 +171,63 @@ void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, 
   if (!is_supported_everywhere(reduce_op, tensor.scalar_type())) {
     check_reduce_op(reduce_op, tensor.scalar_type(), backend_name(group, tensor.device().type()), op);
   }
+}
+
+namespace {
+
+constexpr c10::DispatchKeySet kOtherKinds({c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr,
+                                           c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor,
+                                           c10::DispatchKey::MkldnnCPU});
+
+struct TensorKind {
+  std::string name;
+  const char* remedy;
+};
+
+TensorKind kind_of(const at::Tensor& tensor) {
+  if (tensor.is_quantized()) {
+    return {c10::str("quantized (", tensor.scalar_type(), ")"),
+            "t.int_repr() where scales agree, or t.dequantize()"};
+  }
+  if (tensor.is_nested()) {
+    return {"nested", "the dense tensor behind it, t.values(), or a padded one"};
+  }
+  return {c10::str("of layout ", tensor.layout()), "t.to_dense(), or the dense tensors it is made of"};
+}
+
+[[noreturn]] void refuse(const at::Tensor& tensor, const char* op) {
+  const auto kind = kind_of(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", op, ": a tensor is ", kind.name,
+                              ". Collectives carry dense tensors. Pass ", kind.remedy, ".");
+}
+
+bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr && tensor._fw_grad(/*level=*/0).defined();
+}
+
+}  // namespace
+
+void check_dense(at::TensorList tensors, const char* op) {
+  for (const auto& tensor : tensors) {
+    if (tensor.key_set().has_any(kOtherKinds)) {
+      refuse(tensor, op);
+    }
+  }
+}
+
+void check_no_tangents(at::TensorList tensors, const char* op) {
+  const auto found = std::ranges::find_if(
+      tensors, [](const at::Tensor& tensor) { return tensor.defined() && has_tangent(tensor); });
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      found == tensors.end(), "funcol::", op, ": tensor ", found - tensors.begin(),
+      " has a tangent, and collectives have no forward-mode derivative. Differentiate in reverse mode; or, "
+      "if it is linear, call it on primal and tangent, and make a dual tensor of the two results.");
+}
+
+void check_in_place(const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
+                    " has strides ", tensor.strides(),
+                    ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
 }
 
 void check_one_device(at::TensorList tensors, const char* op) {

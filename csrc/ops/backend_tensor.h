@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {
@@ -61,7 +61,21 @@ at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& g
 void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                      const char* op);
 
-// Raises unless all tensors are on one device.
+// NotImplementedError if a tensor is sparse, quantized, nested or in a layout of a library's own: a backend
+// would take such memory for numbers.
+void check_dense(at::TensorList tensors, const char* op);
+
+// NotImplementedError if one of the tensors, which may be undefined, has a tangent. Of a tensor that
+// transforms of functorch wrapped, this sees the outermost one.
+//
+// For forward-mode differentiation each rank would have to know which tensors of the others have tangents,
+// before it could send its own. A result without its tangent would be a derivative of zero.
+void check_no_tangents(at::TensorList tensors, const char* op);
+
+// Raises unless an in-place collective can write into `tensor`: unless it is contiguous.
+void check_in_place(const at::Tensor& tensor, const char* op);
+
+// Raises unless all tensors are dense and on one device.
 void check_one_device(at::TensorList tensors, const char* op);
 
 // Raises unless all tensors have one device and one dtype.

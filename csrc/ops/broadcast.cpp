@@ -1,17 +1,13 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/core_call.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
-#include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 namespace broadcast {
@@ -19,9 +15,7 @@ namespace {
 
 StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group,
                                      const char* op) {
-  if (agreement_is_checked()) {
-    agree(*group, op, c10::str("src=", source), describe_tensors(output));
-  }
+  agree_if_checked(*group, op, output, "src=", source);
   std::vector<at::Tensor> wires{wire_for_movement(output, *group)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
@@ -30,54 +24,9 @@ StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const Gr
   return {op, group, std::move(work), {}, as_list(std::move(output)), {}};
 }
 
-}  // namespace
-}  // namespace broadcast
-
-void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op) {
-  check_rank(source, group, "src", op);
-}
-
-StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
-  const BelowAutograd below_autograd;
-  check_broadcast(source, *group, "broadcast");
-  check_dense(input, "broadcast");
-  settle(input);
-  auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
-  return broadcast::broadcast_in_place(std::move(output), source, group, "broadcast");
-}
-
-StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
-                                   const char* op) {
-  const BelowAutograd below_autograd;
-  check_broadcast(source, *group, op);
-  check_dense(tensor, op);
-  settle(tensor);
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
-                    " has strides ", tensor.strides(),
-                    ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
-  return broadcast::broadcast_in_place(tensor, source, group, op);
-}
-
-namespace broadcast {
-namespace {
-
-using c10::IValue;
-
-at::Tensor meta(const at::Tensor& input, int64_t, const IValue&) { return meta_like(input); }
-
-at::Tensor traced(const at::Tensor& input, int64_t source, const IValue& group) {
-  return core::call_and_wait("broadcast", {input, source, group});
-}
-
 std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
                              const autograd::Data& data) {
-  const GradientCollectives collectives;
   return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
-}
-
-at::Tensor recorded(const at::Tensor& input, int64_t source, const IValue& group) {
-  return autograd::record(input, call::broadcast.unrecorded(input, source, group), "broadcast", rule,
-                          {source, group});
 }
 
 const auto kInPlace =
@@ -89,11 +38,27 @@ const auto kInPlace =
 }  // namespace
 }  // namespace broadcast
 
+StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_rank(source, *group, "src", "broadcast");
+  check_dense(input, "broadcast");
+  settle(input);
+  auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
+  return broadcast::broadcast_in_place(std::move(output), source, group, "broadcast");
+}
+
+StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
+                                   const char* op) {
+  const BelowAutograd below_autograd;
+  check_rank(source, *group, "src", op);
+  check_dense(tensor, op);
+  settle(tensor);
+  check_in_place(tensor, op);
+  return broadcast::broadcast_in_place(tensor, source, group, op);
+}
+
 const decltype(call::broadcast) call::broadcast(
     {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-    {.meta = broadcast::meta,
-     .traced = broadcast::traced,
-     .recorded = broadcast::recorded,
-     .is_in_core = true});
+    {.rule = broadcast::rule, .is_in_core = true});
 
 }  // namespace funcol

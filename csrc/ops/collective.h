@@ -2,7 +2,7 @@
 //
 //   const decltype(call::broadcast) call::broadcast(
 //       {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-//       {.meta = meta, .traced = traced, .recorded = recorded});
+//       {.meta = meta, .traced = traced, .rule = rule});
 //
 // makes funcol::broadcast with kernels for all dispatch keys, and the function call::broadcast for C++. Forms
 // have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.
@@ -13,10 +13,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "async/dispatch_modes.h"
-#include "ops/forward_mode.h"
+#include "ops/backend_tensor.h"
+#include "ops/core_call.h"
 #include "ops/gradient.h"
+#include "ops/meta.h"
 #include "ops/operator.h"
 
 namespace funcol {
@@ -31,14 +34,22 @@ class Collective<Result(Inputs, Rest...)> {
   using Form = Result (*)(Inputs, Rest...);
 
   struct Forms {
-    // Results without data: sizes, which may be symbols, dtypes, strides.
-    Form meta;
+    // Results without data: sizes, which may be symbols, dtypes, strides. Null: those of the inputs,
+    // contiguous.
+    Form meta = nullptr;
     // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's, for layers to see.
     // It sends the bytes that `start` sends, in the same order: a layer may watch on some ranks of a group
-    // and not on others.
-    Form traced;
-    // unrecorded(), attached to autograd's graph by record().
-    Form recorded;
+    // and not on others. Null: the _c10d_functional operator of this name, with the same arguments.
+    Form traced = nullptr;
+    // Makes the gradients of the inputs, from the data of `saved` among others.
+    autograd::Rule rule = nullptr;
+    // What the rule needs, of checked arguments. Null: the arguments after the inputs, split sizes as
+    // saved_sizes().
+    autograd::Data (*saved)(Inputs, Rest...) = nullptr;
+    // The first of these data is a reduce op, which says whether the rule needs inputs and results, too.
+    bool saves_reduce_op = false;
+    // Records a special case of another collective by that one's recorded(). Null: `rule` is attached.
+    Form recorded = nullptr;
     // Raises unless one backend can take all of the inputs. Null where there is one input. Called before the
     // dispatcher picks a device.
     void (*check)(at::TensorList inputs, const char* op) = nullptr;
@@ -55,24 +66,45 @@ class Collective<Result(Inputs, Rest...)> {
   // Calls the operator through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
   // subclass), whoever watches, and whether or not they need a gradient.
   Result operator()(Inputs inputs, Rest... rest) const {
-    return is_watched_below_autograd(inputs) ? forms_.traced(inputs, rest...) : handle_.call(inputs, rest...);
+    return is_watched_below_autograd(inputs) ? traced(inputs, rest...) : handle_.call(inputs, rest...);
   }
 
-  Result traced(Inputs inputs, Rest... rest) const { return forms_.traced(inputs, rest...); }
+  Result traced(Inputs inputs, Rest... rest) const {
+    if (forms_.traced != nullptr) {
+      return forms_.traced(inputs, rest...);
+    }
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return core::call_and_wait(operator_.op(), {inputs, rest...});
+    } else {
+      return core::call_list_and_wait(operator_.op(), {inputs, rest...});
+    }
+  }
 
   // Runs the collective with nothing recorded: the traced form where a layer watches, so that it sees
   // operators that it knows; else the kernel of the device.
   Result unrecorded(Inputs inputs, Rest... rest) const {
     if (is_watched(inputs)) {
       const at::AutoGradMode no_grad(false);
-      return forms_.traced(inputs, rest...);
+      return traced(inputs, rest...);
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return handle_.call(inputs, rest...);
   }
 
   // Runs the collective and records it; an input needs a gradient.
-  Result recorded(Inputs inputs, Rest... rest) const { return forms_.recorded(inputs, rest...); }
+  Result recorded(Inputs inputs, Rest... rest) const {
+    if (forms_.recorded != nullptr) {
+      return forms_.recorded(inputs, rest...);
+    }
+    auto outputs = unrecorded(inputs, rest...);
+    auto data =
+        forms_.saved != nullptr ? forms_.saved(inputs, rest...) : autograd::Data{autograd::saved(rest)...};
+    const bool saves_values = forms_.saves_reduce_op && autograd::depends_on_values(data[0], operator_.op());
+    return autograd::record(inputs, std::move(outputs), operator_.op(), forms_.rule, std::move(data),
+                            saves_values);
+  }
+
+  autograd::Rule rule() const { return forms_.rule; }
 
  private:
   using Handle = c10::TypedOperatorHandle<Result(Inputs, Rest...)>;
@@ -96,9 +128,20 @@ class Collective<Result(Inputs, Rest...)> {
     check_no_tangents(inputs, operator_.op());
     // functorch's transforms take no node of autograd written in C++, but know PyTorch's operators.
     if (has_active_transforms()) {
-      return forms_.traced(inputs, rest...);
+      return traced(inputs, rest...);
     }
-    return autograd::needs_gradient(inputs) ? forms_.recorded(inputs, rest...) : unrecorded(inputs, rest...);
+    return autograd::needs_gradient(inputs) ? recorded(inputs, rest...) : unrecorded(inputs, rest...);
+  }
+
+  Result meta(Inputs inputs, Rest... rest) const {
+    if (forms_.meta != nullptr) {
+      return forms_.meta(inputs, rest...);
+    }
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return meta_like(inputs);
+    } else {
+      return meta_of_each(inputs, meta_like);
+    }
   }
 
   static Result pending(StartedCollective start) {
@@ -117,11 +160,16 @@ class Collective<Result(Inputs, Rest...)> {
         return pending(call_start(start, op, inputs, rest...));
       });
     });
-    operator_.set_kernel(Key::Meta, torch::CppFunction(forms_.meta));
+    operator_.set_kernel(Key::Meta, torch::CppFunction([this](Inputs inputs, Rest... rest) -> Result {
+                           return meta(inputs, rest...);
+                         }));
     operator_.set_kernel(Key::Autograd, torch::CppFunction([this](Inputs inputs, Rest... rest) -> Result {
                            return above_devices(inputs, rest...);
                          }));
-    operator_.set_kernel(Key::CompositeImplicitAutograd, torch::CppFunction(forms_.traced));
+    operator_.set_kernel(Key::CompositeImplicitAutograd,
+                         torch::CppFunction([this](Inputs inputs, Rest... rest) -> Result {
+                           return traced(inputs, rest...);
+                         }));
     if (forms_.is_in_core) {
       operator_.serve_core(started(from_stack(start), as_registered));
     }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "async/started_collective.h"
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {
@@ -84,6 +84,28 @@ StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t
 StartedCollective start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
                                const GroupPtr& group, at::OptionalIntArrayRef split_sizes);
 
+// The exchange of rows between all ranks that all_to_all, permute, scatter and gather are made of.
+
+// input_splits[r] rows of `source` go to rank r, output_splits[r] rows of `out` come from it. Both tensors
+// contiguous, of one dtype, and of the same sizes but for dim 0.
+c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tensor& out,
+                                        std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
+                                        c10d::ProcessGroup& group);
+
+// An exchange of the elements of a flat tensor in which only ranks that have elements for each other take
+// part: by sends and receives between pairs, which no backend has to set up for the whole group. Its output
+// is the received elements, in the order of the senders.
+StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                                          at::IntArrayRef input_splits, const GroupPtr& group);
+
+// Splits of an exchange in which this rank has to do with rank `root` alone: `size` there, 0 elsewhere.
+template <typename Size>
+std::vector<Size> splits_of_root(int64_t root, const Size& size, const c10d::ProcessGroup& group) {
+  std::vector<Size> splits(group.getSize(), Size(0));
+  splits[root] = size;
+  return splits;
+}
+
 // The checks of the functions above without the start: for calls that go through the dispatcher.
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                       const char* op);
@@ -92,7 +114,6 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
                           c10d::ProcessGroup& group, const char* op);
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group);
-void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
 
 // In place, on contiguous tensors. The StartedCollective's outputs are the tensors themselves. `op` is the
 // name in messages. A flat gather or scatter along dim 0 takes any shapes of the right numbers of elements.

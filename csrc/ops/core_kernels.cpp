@@ -13,50 +13,37 @@
 #include <utility>
 
 #include "async/arguments.h"
-#include "ops/forward_mode.h"
-#include "ops/legacy.h"
+#include "comm/process_group.h"
+#include "compat/missing_operators.h"
+#include "ops/backend_tensor.h"
 #include "ops/operator.h"
 
 namespace funcol {
 namespace {
 
+using c10::IValue;
 using torch::jit::Stack;
 
 std::atomic<TranslateError> translate_error{nullptr};
 
 // The kernel of core_kernels() for the operator's name. It reads its arguments from the stack, because group
 // and reduce op are `str` or `Any` in the schema, depending on the PyTorch minor.
-class KernelUnderCore final : public c10::OperatorKernel {
- public:
-  explicit KernelUnderCore(const CoreKernel& kernel)
-      : kernel_(kernel), is_wait_(kernel.name.starts_with("wait_")) {}
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-    return_results(op, stack, run(arguments));
-  }
-
- private:
-  std::vector<at::Tensor> run(Arguments arguments) const {
-    const auto* name = kernel_.name.c_str();
+torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
+  const bool is_wait = kernel.name.starts_with("wait_");
+  return boxed(kernel.name, [run = kernel.run, is_wait](Arguments arguments, const char* op) {
     try {
-      if (!is_wait_) {
-        for (const auto& argument : arguments) {
-          visit_tensors(argument, [name](const at::Tensor& tensor) { check_no_tangents(tensor, name); });
-        }
+      for (const auto& argument : is_wait ? Arguments() : arguments) {
+        visit_tensors(argument, [op](const at::Tensor& tensor) { check_no_tangents(tensor, op); });
       }
-      return kernel_.run(arguments, name);
+      return run(arguments, op);
     } catch (const c10::Error& error) {
       if (const auto translate = translate_error.load()) {
         translate(error);
       }
       throw;
     }
-  }
-
-  CoreKernel kernel_;
-  bool is_wait_;
-};
+  });
+}
 
 // The operators of _c10d_functional_autograd.
 bool is_served_with_autograd(const CoreKernel& kernel) {
@@ -73,6 +60,86 @@ std::vector<std::string> served_in(const char* name_space) {
     }
   }
   return names;
+}
+
+// The operators of c10d_functional, also those that only newer PyTorch minors have.
+constexpr const char* kLegacySchemas[] = {
+    "broadcast(Tensor self, int src, str tag, int[] ranks, int group_size) -> Tensor",
+    "all_reduce(Tensor self, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor",
+    "all_reduce_coalesced(Tensor[] self, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor[]",
+    "wait_tensor(Tensor self) -> Tensor",
+    "isend(Tensor self, int dst, int tag, str group_name) -> Tensor",
+    "irecv(Tensor self, int src, int tag, str group_name) -> Tensor",
+    "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> "
+    "Tensor[]",
+    "all_gather_into_tensor(Tensor shard, str tag, int[] ranks, int group_size) -> Tensor",
+    "all_gather_into_tensor_coalesced(Tensor[] input, str tag, int[] ranks, int group_size) -> Tensor[]",
+    "reduce_scatter_tensor(Tensor input, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor",
+    "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduceOp, str tag, int[] ranks, int group_size) -> "
+    "Tensor[]",
+    "all_to_all_single(Tensor input, SymInt[]? output_split_sizes, SymInt[]? input_split_sizes, str tag, "
+    "int[] ranks, int group_size) -> Tensor",
+};
+
+// Splits that were left out are equal shares of dim 0.
+void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tensor& input,
+                    int64_t group_size) {
+  TORCH_CHECK_VALUE(
+      output_splits.isNone() == input_splits.isNone(),
+      "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither.");
+  if (output_splits.isNone()) {
+    const std::vector<c10::SymInt> shares(group_size, input.sym_size(0) / group_size);
+    output_splits = shares;
+    input_splits = shares;
+  }
+}
+
+// The arguments of `core`, from the legacy operator's, which end in tag, ranks, group_size.
+Stack core_arguments(c10::ArrayRef<IValue> legacy, const c10::OperatorHandle& core, const char* op) {
+  constexpr size_t kNumGroupArguments = 3;
+  const auto own = legacy.slice(0, legacy.size() - kNumGroupArguments);
+  const auto group_arguments = legacy.slice(own.size());
+  const auto ranks = group_arguments[1].toIntVector();
+  const auto group_size = group_arguments[2].toInt();
+  const auto name = group_from_ranks(ranks, group_arguments[0].toStringView(), op)->getGroupName();
+
+  Stack stack(own.begin(), own.end());
+  if (own.size() == 3) {
+    fill_in_splits(stack[1], stack[2], stack[0].toTensor(), group_size);
+  }
+  if (core.schema().argumentIndexWithName("group_size")) {
+    stack.emplace_back(group_size);
+  }
+  stack.emplace_back(name);
+  return stack;
+}
+
+void call_functional(const c10::OperatorHandle& op, Stack* stack) {
+  const auto name = unqualified_name(op);
+  const auto core = c10::Dispatcher::singleton().findSchemaOrThrow(("_c10d_functional::" + name).c_str(), "");
+  if (op.schema().argumentIndexWithName("ranks")) {
+    const auto num_arguments = op.schema().arguments().size();
+    auto arguments = core_arguments(torch::jit::last(*stack, num_arguments), core, name.c_str());
+    torch::jit::drop(*stack, num_arguments);
+    std::ranges::move(arguments, std::back_inserter(*stack));
+  }
+  core.callBoxed(stack);
+}
+
+torch::CppFunction legacy_kernel() { return torch::CppFunction::makeFromBoxedFunction<&call_functional>(); }
+
+std::vector<std::string> legacy_op_names() {
+  std::vector<std::string> names;
+  for (const auto* schema : kLegacySchemas) {
+    names.push_back(name_in_schema(schema));
+  }
+  return names;
+}
+
+void register_legacy_kernels(torch::Library& library) {
+  for (const auto& name : legacy_op_names()) {
+    library.impl(name.c_str(), legacy_kernel());
+  }
 }
 
 // Kernels that are registered for as long as this lives.
@@ -102,8 +169,7 @@ class KernelsUnderCore {
     for (const auto& kernel : core_kernels()) {
       const auto name = std::string(name_space) + "::" + kernel.name;
       if (std::ranges::find(names, name) != names.end() && std::ranges::find(left, name) == left.end()) {
-        library.impl(kernel.name.c_str(),
-                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<KernelUnderCore>(kernel)));
+        library.impl(kernel.name.c_str(), kernel_under_core(kernel));
       }
     }
   }
@@ -134,6 +200,19 @@ void remove_core_kernels() {
   if (kernels_under_core() != nullptr) {
     let_calls_pass();
     kernels_under_core().reset();
+  }
+}
+
+void define_missing_legacy_ops() {
+  static torch::Library library(torch::Library::FRAGMENT, "c10d_functional", std::nullopt, __FILE__,
+                                __LINE__);
+  for (const auto* schema : kLegacySchemas) {
+    const auto name = name_in_schema(schema);
+    if (!compat::has_operator("c10d_functional::" + name)) {
+      library.def(schema, {at::Tag::pt2_compliant_tag});
+      library.impl(name.c_str(),
+                   torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, legacy_kernel()));
+    }
   }
 }
 

@@ -28,6 +28,15 @@ void install_core_kernels(const std::vector<std::string>& left);
 // Does nothing if they are not.
 void remove_core_kernels();
 
+// Defines the operators of c10d_functional that the running PyTorch lacks, with kernels. To be called once,
+// after PyTorch has defined its own, which it does when torch.distributed._functional_collectives is
+// imported.
+//
+// These are PyTorch's first functional collectives, whose groups are ranks and a tag. One boxed kernel turns
+// each into _c10d_functional's operator of the same name. Autograd and tracers see that operator, as they do
+// in PyTorch, where Python does this.
+void define_missing_legacy_ops();
+
 // Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by
 // which callers of PyTorch's operators know it. Null: nothing is called.
 using TranslateError = void (*)(const c10::Error&);

@@ -6,7 +6,7 @@
 // `like` is this rank's shard of a tensor of `shape`. `cuts` has four numbers for each Shard in the order in
 // which axes cut: the dim, the number of ranks, the index of this rank among them, the split factor. A call
 // takes one 64-bit number from the generator, also for an empty shard; each element has the number of its
-// position in the full tensor (kernels/random_values.h). So ranks whose generators agree draw the numbers of
+// position in the full tensor (kernels/random.h). So ranks whose generators agree draw the numbers of
 // one tensor, and generators still agree afterwards.
 //
 // `numbers` are those of kernels/random.h for the distributions "uniform", "normal", "log_normal", "cauchy",
@@ -29,9 +29,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda_library.h"
 #include "kernels/random.h"
 #include "layout/positions.h"
 #include "ops/operator.h"
@@ -200,10 +202,13 @@ void fill_on_cuda(const Tensor& out, const RandomNumbers& numbers, const Tensor&
                   const Positions& positions) {
   const c10::DeviceGuard device(out.device());
   const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(out.device());
+  const auto* const functions = kernels::cuda_library().functions;
   for (const auto& box : positions.boxes()) {
-    const char* const error =
-        kernels::fill_random_cuda(out.mutable_data_ptr<T>(), numbers, seed.const_data_ptr<int64_t>(),
-                                  random_box(box), stream.native_handle());
+    const char* const error = functions == nullptr
+                                  ? kernels::why_no_cuda_kernels()
+                                  : std::get<kernels::CudaFunctions::FillRandom<T>>(functions->fill_random)(
+                                        out.mutable_data_ptr<T>(), numbers, seed.const_data_ptr<int64_t>(),
+                                        random_box(box), stream.native_handle());
     TORCH_CHECK(error == nullptr, "funcol::draw: the kernel failed on ", out.device(), ": ", error);
   }
 }

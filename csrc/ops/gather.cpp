@@ -2,19 +2,13 @@
 // of its own, and parts may differ in size.
 #include <utility>
 
-#include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
-#include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/dense_check.h"
-#include "ops/exchange.h"
 #include "ops/meta.h"
-#include "ops/shard_geometry.h"
-#include "ops/split_sizes.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace gather {
@@ -26,47 +20,6 @@ using Splits = at::OptionalSymIntArrayRef;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr auto kOp = "gather";
-
-}  // namespace
-}  // namespace gather
-
-StartedCollective start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
-                               const GroupPtr& group, at::OptionalIntArrayRef split_sizes) {
-  const BelowAutograd below_autograd;
-  check_dense(input, gather::kOp);
-  check_has_dims(input, gather::kOp);
-  check_rank(destination, *group, "dst", gather::kOp);
-  const auto parts =
-      Parts::of_shard(input.sizes(), wrap_dim(dim, input, gather::kOp), split_sizes, *group, gather::kOp);
-  if (agreement_is_checked()) {
-    agree(*group, gather::kOp,
-          c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
-          describe_tensors(input, parts.dim()));
-  }
-  const bool receives = group->getRank() == destination;
-  auto sent = private_input(input).view(-1);
-  const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
-  auto shape = parts.whole_shape();
-  if (!receives) {
-    shape[parts.dim()] = 0;
-  }
-  const bool is_unpacked = receives && !parts.lie_in_order();
-  const auto out = is_unpacked ? fresh_tensor(shape, input) : received.view(shape);
-  auto work =
-      exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
-               splits_of_root(destination, sent.numel(), *group), *group);
-  if (!is_unpacked) {
-    const bool has_result = receives;  // nobody misses the others
-    return {gather::kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
-  }
-  const auto unpack = [parts](const StartedCollective& start) {
-    parts.unpack(start.buffers[1], 0, start.outputs[0]);
-  };
-  return {gather::kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
-}
-
-namespace gather {
-namespace {
 
 at::Tensor meta(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
                 Splits split_sizes) {
@@ -103,30 +56,59 @@ at::Tensor traced(const at::Tensor& input, int64_t destination, int64_t dim, con
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto destination = data[0].toInt();
   const auto& group = data[2];
-  const GradientCollectives collectives;
   const bool has_whole = group_from_ivalue(group, kOp)->getRank() == destination;
   const auto whole = has_whole ? gradients[0] : autograd::zeros_after(gradients[0], data[4].toSymIntVector());
   return {call::scatter(whole, destination, data[1].toInt(), group, autograd::SavedSizes(data[3]))};
 }
 
-at::Tensor recorded(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
-                    Splits split_sizes) {
-  const auto output = call::gather.unrecorded(input, destination, dim, group, split_sizes);
+autograd::Data saved(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                     Splits split_sizes) {
   auto whole = input.sym_sizes().vec();
-  auto& size = whole[dim < 0 ? dim + input.dim() : dim];
+  auto& size = whole[wrap_dim(dim, input, kOp)];
   size =
       split_sizes.has_value() ? sum(*split_sizes) : size * SymInt(group_from_ivalue(group, kOp)->getSize());
-  return autograd::record(
-      input, output, kOp, rule,
-      {destination, dim, group, autograd::saved_sizes(split_sizes), c10::SymIntArrayRef(whole)});
+  return {destination, dim, group, autograd::saved_sizes(split_sizes), c10::SymIntArrayRef(whole)};
 }
 
 }  // namespace
 }  // namespace gather
 
+StartedCollective start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
+                               const GroupPtr& group, at::OptionalIntArrayRef split_sizes) {
+  const BelowAutograd below_autograd;
+  check_dense(input, gather::kOp);
+  check_has_dims(input, gather::kOp);
+  check_rank(destination, *group, "dst", gather::kOp);
+  const auto parts =
+      Parts::of_shard(input.sizes(), wrap_dim(dim, input, gather::kOp), split_sizes, *group, gather::kOp);
+  agree_if_checked(*group, gather::kOp, {input, parts.dim()}, "dst=", destination, ", dim=", parts.dim(),
+                   ", sizes=", parts.sizes());
+  const bool receives = group->getRank() == destination;
+  auto sent = private_input(input).view(-1);
+  const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
+  auto shape = parts.whole_shape();
+  if (!receives) {
+    shape[parts.dim()] = 0;
+  }
+  const bool is_unpacked = receives && !parts.lie_in_order();
+  const auto out = is_unpacked ? fresh_tensor(shape, input) : received.view(shape);
+  auto work =
+      exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
+               splits_of_root(destination, sent.numel(), *group), *group);
+  if (!is_unpacked) {
+    const bool has_result = receives;  // nobody misses the others
+    return {gather::kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
+  }
+  const auto unpack = [parts](const StartedCollective& start) {
+    parts.unpack(start.buffers[1], 0, start.outputs[0]);
+  };
+  return {gather::kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
+}
+
 const decltype(call::gather) call::gather(
     {.schema =
          "gather(Tensor input, int dst, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_gather, {.meta = gather::meta, .traced = gather::traced, .recorded = gather::recorded});
+    start_gather,
+    {.meta = gather::meta, .traced = gather::traced, .rule = gather::rule, .saved = gather::saved});
 
 }  // namespace funcol

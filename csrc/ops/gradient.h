@@ -20,10 +20,65 @@
 // calls of torch.distributed._functional_collectives.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable_info.h>
+
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "comm/call_site.h"
 #include "comm/reduce_op.h"
-#include "ops/collective_node.h"
 
 namespace funcol::autograd {
+
+// Makes the gradients of all inputs from the gradients of all outputs, by a rule.
+//
+// As differentiable as the rule. An unused output has a gradient of zeros, since ranks must agree on what
+// they send. To compiled autograd the node is opaque.
+class RuleNode final : public torch::autograd::Node {
+ public:
+  using Tensors = torch::autograd::variable_list;
+  using Data = std::vector<c10::IValue>;
+  struct Values {
+    Tensors inputs;
+    Tensors outputs;
+  };
+  // `values` is empty unless save() was called; `data` is the node's. A rule has no state of its own, since
+  // compiled autograd runs one rule for many nodes. GradientCollectives exist while it runs.
+  using Rule = Tensors (*)(const Tensors& gradients, const Values& values, const Data& data);
+
+  // `op` as in messages, which lives for ever: "all_reduce_coalesced".
+  RuleNode(const char* op, Rule rule, Data data) : op_(op), rule_(rule), data_(std::move(data)) {}
+
+  // Saves the values on which the rule depends. To be called when this node is the outputs' history.
+  void save(const Tensors& inputs, const Tensors& outputs);
+
+  Tensors apply(Tensors&& gradients) override;
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override;
+  Tensors apply_with_saved(const Tensors& gradients,
+                           torch::dynamo::autograd::SwapSavedVariables& saved) override;
+  void release_variables() override;
+  std::string name() const override { return std::string("funcol::") + op_; }
+
+ private:
+  std::vector<torch::autograd::VariableInfo> output_infos() const;
+  void check_not_released() const;
+
+  std::mutex mutex_;
+  const char* op_;
+  Rule rule_;
+  Data data_;
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<torch::autograd::SavedVariable> outputs_;
+  Text module_ = current_module();
+  bool is_released_ = false;
+};
 
 using c10::IValue;
 using Data = RuleNode::Data;
@@ -56,11 +111,48 @@ class SavedSizes {
   std::vector<c10::SymInt> sizes_;
 };
 
+// An argument of a collective among the data of a rule.
+template <typename Argument>
+IValue saved(const Argument& argument) {
+  if constexpr (std::is_same_v<Argument, at::OptionalSymIntArrayRef>) {
+    return saved_sizes(argument);
+  } else {
+    return argument;
+  }
+}
+
 // Zeros of shape `sizes`, expanded from one element: the gradient of a rank that takes no part.
 //
 // The zeros depend on `empty`, a result without elements, where somebody records or traces: the rank's part
 // in the collective of a second differentiation hangs on that, and its place behind the gradients in a traced
 // graph.
 at::Tensor zeros_after(const at::Tensor& empty, c10::SymIntArrayRef sizes);
+
+// The gradients of each reduce op, for one rank's input.
+
+// The gradients of the results are summed over the ranks first. Both ways of doing so leave nothing to be
+// done for an "avg" afterwards, so that the sum may stay pending.
+//
+// An all_reduce with this reduce op sums them.
+IValue totalling_op(const IValue& reduce_op, const char* op);
+// A gather or broadcast takes the gradient of one result to the ranks: this one.
+at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const IValue& group, const char* op);
+
+// The gradient of a reduction over the ranks of `group`, for this rank's `input`.
+//
+// `total` is the sum, over the ranks, of the gradients of the results that this input went into, made by one
+// of the functions above, and `result` the reduced values; both have the shape of `input`. Differentiable in
+// `total`, and for product in `input` too; `input` and `result` are read for min, max and product only.
+at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
+                              const IValue& reduce_op, const IValue& group, const char* op);
+
+// reduction_gradient() of each of `totals`. `inputs` and `results` are empty where the rule does not read
+// them.
+Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors& results,
+                            const IValue& reduce_op, const IValue& group, const char* op);
+
+// True for the reduce ops whose rule looks at the values that were reduced: min, max, product.
+bool depends_on_values(const c10d::ReduceOp& reduce_op);
+bool depends_on_values(const IValue& reduce_op, const char* op);
 
 }  // namespace funcol::autograd

@@ -18,9 +18,8 @@
 #include "compat/autograd_node.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
-#include "ops/collective_node.h"
 #include "ops/collectives.h"
-#include "ops/reduction_rules.h"
+#include "ops/gradient.h"
 
 namespace funcol {
 namespace {
@@ -46,6 +45,19 @@ bool fits(const Tensor& out, const Tensor& input) {
 
 bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
+// Returns true if a backend may write results of `sources`, and their history, into all of `outs`.
+bool are_destinations(TensorList outs, TensorList sources) {
+  return std::ranges::all_of(outs, [&](const Tensor& out) {
+    return is_writable(out) && !records(out) &&
+           std::ranges::all_of(sources, [&](const Tensor& source) { return fits(out, source); });
+  });
+}
+
+// Returns true if the gradients of `sources` are not made of those of the results alone.
+bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
+  return autograd::depends_on_values(reduce_op) && std::ranges::any_of(sources, records);
+}
+
 // Runs the collective of `start`, which reads `sources` and overwrites `outs`; `rule` makes the gradients,
 // from the data of `make_data`. False for recorded views: they share a history, so that a node is not enough.
 template <typename StartCollective, typename MakeData>
@@ -65,11 +77,7 @@ bool run(TensorList outs, TensorList sources, const char* op, const StartCollect
   auto started = start();
   started.is_counted = false;  // it is being waited for
   c10::make_intrusive<PendingCollective>(std::move(started))->settle();
-  for (const auto& out : outs) {
-    if (!out.is_inference()) {
-      torch::autograd::impl::bump_version(out);
-    }
-  }
+  note_written(outs);
   if (node) {
     torch::autograd::rebase_history(outs.vec(), node);
   }
@@ -95,24 +103,11 @@ Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
   return tensor.split_with_sizes(std::vector<int64_t>(num_parts, tensor.size(0) / num_parts));
 }
 
-// The rules. The functions below make their data.
-
-Tensors all_reduce_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
-  constexpr auto kOp = "all_reduce";
-  const auto& reduce_op = data[0];
-  const auto& group = data[1];
-  const auto total = call::all_reduce(gradients[0], autograd::totalling_op(reduce_op, kOp), group);
-  return {autograd::reduction_gradient(total, {}, {}, reduce_op, group, kOp)};
-}
-
-Tensors broadcast_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
-  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
-}
+// The rules of gathers and scatters. The functions below make their data.
 
 Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
   const auto& group = data[1];
   const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
-  const GradientCollectives collectives;
   const auto whole = gradients.size() == 1 ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
                                            : joined(gradients);
   return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}), data[0].toIntVector())};
@@ -120,7 +115,6 @@ Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const
 
 Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
-  const GradientCollectives collectives;
   const auto weighted = autograd::weighted(GradientCollectives::unshared(part), reduce_op, group, kOp);
   const auto whole = call::all_gather_along_dim(weighted, 0, group, {});
   return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
@@ -141,11 +135,12 @@ Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Value
 bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
   constexpr auto kOp = "all_reduce";
   torch::autograd::check_inplace(tensor, records(tensor));
-  if (!is_writable(tensor) || (records(tensor) && autograd::depends_on_values(reduce_op))) {
+  if (!is_writable(tensor) || needs_values(tensor, reduce_op)) {
     return false;
   }
   return run(
-      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); }, all_reduce_rule,
+      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); },
+      call::all_reduce.rule(),
       [&] {
         return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group)};
       });
@@ -158,7 +153,8 @@ bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group)
     return false;
   }
   return run(
-      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); }, broadcast_rule,
+      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); },
+      call::broadcast.rule(),
       [&] {
         return RuleNode::Data{source, as_ivalue(group)};
       });
@@ -166,7 +162,7 @@ bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group)
 
 bool all_gather_into(const Tensor& out, const Tensor& input, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
-  if (!is_writable(out) || records(out) || !fits(out, input)) {
+  if (!are_destinations(out, input)) {
     return false;
   }
   return run(
@@ -179,8 +175,7 @@ bool all_gather_into(const Tensor& out, const Tensor& input, const GroupPtr& gro
 bool reduce_scatter_into(const Tensor& out, const Tensor& input, const c10d::ReduceOp& reduce_op,
                          const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
-  if (!is_writable(out) || records(out) || !fits(out, input) ||
-      (records(input) && autograd::depends_on_values(reduce_op))) {
+  if (!are_destinations(out, input) || needs_values(input, reduce_op)) {
     return false;
   }
   return run(
@@ -196,10 +191,7 @@ bool reduce_scatter_into(const Tensor& out, const Tensor& input, const c10d::Red
 }
 
 bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& group) {
-  const auto is_destination = [&](const Tensor& out) {
-    return is_writable(out) && !records(out) && fits(out, input);
-  };
-  if (!std::ranges::all_of(outs, is_destination)) {
+  if (!are_destinations(outs, input)) {
     return false;
   }
   return run(
@@ -213,9 +205,7 @@ bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& 
 bool reduce_scatter_list_into(const Tensor& out, TensorList inputs, const c10d::ReduceOp& reduce_op,
                               const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
-  const bool is_recorded = std::ranges::any_of(inputs, records);
-  if (!is_writable(out) || records(out) || (is_recorded && autograd::depends_on_values(reduce_op)) ||
-      !std::ranges::all_of(inputs, [&](const Tensor& input) { return fits(out, input); })) {
+  if (!are_destinations(out, inputs) || needs_values(inputs, reduce_op)) {
     return false;
   }
   return run(

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <numeric>
 
+#include "kernels/cuda_library.h"
 #include "kernels/rank_major.h"
 
 namespace funcol {
@@ -34,7 +35,7 @@ ShardShape shard_shape(at::IntArrayRef sizes, int64_t num_ranks, int64_t dim, si
 }
 
 using CpuKernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
-using CudaKernel = const char* (*)(const void*, void*, const ShardShape&, void*);
+using CudaKernel = decltype(&kernels::CudaFunctions::merge_shards);
 
 // False if there is no kernel for the device: the caller then copies with ATen.
 bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& shape, CpuKernel on_cpu,
@@ -54,10 +55,12 @@ bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& s
     });
     return true;
   }
-  if (in.is_cuda() && kernels::has_cuda_kernels()) {
+  const auto* const functions = in.is_cuda() ? kernels::cuda_library().functions : nullptr;
+  if (functions != nullptr) {
     const c10::DeviceGuard device(in.device());
     const auto stream = c10::impl::VirtualGuardImpl(in.device().type()).getStream(in.device());
-    const char* error = on_cuda(in.const_data_ptr(), out.mutable_data_ptr(), shape, stream.native_handle());
+    const char* error =
+        (functions->*on_cuda)(in.const_data_ptr(), out.mutable_data_ptr(), shape, stream.native_handle());
     TORCH_CHECK(error == nullptr, "funcol: the layout kernel failed on ", in.device(), ": ", error);
     return true;
   }
@@ -77,7 +80,7 @@ bool is_rank_major(at::IntArrayRef sizes, int64_t dim) {
 
 void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks, int64_t dim) {
   const auto shape = shard_shape(out.sizes(), num_ranks, dim, out.itemsize());
-  if (!run_kernel(gathered, out, shape, kernels::merge_shards, kernels::merge_shards_cuda)) {
+  if (!run_kernel(gathered, out, shape, kernels::merge_shards, &kernels::CudaFunctions::merge_shards)) {
     auto target = rank_major_view(out, num_ranks, dim);
     target.copy_(gathered.view(target.sizes()));
   }
@@ -105,7 +108,8 @@ at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim
   const auto shape = shard_shape(tensor.sizes(), num_ranks, dim, tensor.itemsize());
   const bool plain =
       tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
-  if (!plain || !run_kernel(tensor, out, shape, kernels::split_shards, kernels::split_shards_cuda)) {
+  if (!plain ||
+      !run_kernel(tensor, out, shape, kernels::split_shards, &kernels::CudaFunctions::split_shards)) {
     const auto source = rank_major_view(tensor, num_ranks, dim);
     out.view(source.sizes()).copy_(source);
   }

@@ -7,7 +7,8 @@
 
 #include <vector>
 
-#include "ops/split_sizes.h"
+#include "ops/backend_tensor.h"
+#include "ops/parts.h"
 
 namespace funcol {
 
@@ -38,7 +39,13 @@ inline SymSizes sizes_with_dims(const at::Tensor& input) {
 }
 
 // This rank's part of `whole` along `dim`. Checks the arguments, for operator `op`.
-at::Tensor meta_of_own_part(const at::Tensor& whole, int64_t dim, const c10d::ProcessGroup& group,
-                            at::OptionalSymIntArrayRef split_sizes, const char* op);
+inline at::Tensor meta_of_own_part(const at::Tensor& whole, int64_t dim, const c10d::ProcessGroup& group,
+                                   at::OptionalSymIntArrayRef split_sizes, const char* op) {
+  check_has_dims(whole, op);
+  dim = wrap_dim(dim, whole, op);
+  auto sizes = whole.sym_sizes().vec();
+  sizes[dim] = sizes_of_parts(sizes[dim], dim, split_sizes, group, op)[group.getRank()];
+  return meta_of_sizes(whole, sizes);
+}
 
 }  // namespace funcol

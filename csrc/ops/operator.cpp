@@ -1,9 +1,15 @@
 #include "ops/operator.h"
 
-#include <memory>
-#include <string_view>
+#include <ATen/core/grad_mode.h>
 
-#include "ops/op_name.h"
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "async/arguments.h"
+#include "async/dispatch_modes.h"
+#include "ops/backend_tensor.h"
+#include "ops/core_call.h"
 
 namespace funcol {
 namespace {
@@ -15,14 +21,14 @@ std::vector<CoreKernel>& all_core_kernels() {
 
 class BoxedRun final : public c10::OperatorKernel {
  public:
-  explicit BoxedRun(StackFunction run) : run_(std::move(run)) {}
+  BoxedRun(std::string op, StackFunction run) : op_(std::move(op)), run_(std::move(run)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-    const auto name = unqualified_name(op);
-    return_results(op, stack, run_(torch::jit::last(*stack, op.schema().arguments().size()), name.c_str()));
+    return_results(op, stack, run_(torch::jit::last(*stack, op.schema().arguments().size()), op_.c_str()));
   }
 
  private:
+  std::string op_;
   StackFunction run_;
 };
 
@@ -60,8 +66,146 @@ void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack,
   }
 }
 
-torch::CppFunction boxed(StackFunction run) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedRun>(std::move(run)));
+torch::CppFunction boxed(std::string op, StackFunction run) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedRun>(std::move(op), std::move(run)));
+}
+
+namespace {
+
+using c10::IValue;
+
+bool is_wait(const std::string& name) { return name == "wait_tensor" || name == "wait_tensors"; }
+
+bool waits_by_itself(const std::string& name) { return name != "isend" && !is_wait(name); }
+
+IValue waited(const IValue& result) {
+  if (result.isTensor()) {
+    return core::wait_tensor(result.toTensor());
+  }
+  c10::List<at::Tensor> tensors;
+  for (const at::Tensor& tensor : result.toTensorVector()) {
+    tensors.push_back(core::wait_tensor(tensor));
+  }
+  return tensors;
+}
+
+bool writes_arguments(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return std::ranges::any_of(returns, [](const auto& r) { return r.alias_info() != nullptr; });
+}
+
+void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto name = unqualified_name(op);
+  const auto num_arguments = op.schema().arguments().size();
+  std::vector<IValue> arguments(stack->end() - static_cast<int64_t>(num_arguments), stack->end());
+  torch::jit::drop(*stack, num_arguments);
+  auto result = core::call(name.c_str(), std::move(arguments));
+  if (waits_by_itself(name) && !writes_arguments(op.schema())) {
+    result = waited(result);
+  }
+  stack->push_back(std::move(result));
+}
+
+bool needs_core(const IValue& argument) {
+  const auto for_tensor = [](const at::Tensor& tensor) {
+    return tensor.defined() &&
+           (belongs_to_layer(tensor) || (at::GradMode::is_enabled() && tensor.requires_grad()));
+  };
+  if (argument.isTensor()) {
+    return for_tensor(argument.toTensor());
+  }
+  if (argument.isTensorList()) {
+    const auto tensors = argument.toTensorVector();
+    return std::ranges::any_of(tensors, for_tensor);
+  }
+  return false;
+}
+
+// The tensors of the caller that `op` writes into.
+std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  const auto name = unqualified_name(op);
+  if (name == "irecv") {
+    return {arguments[0].toTensor()};
+  }
+  std::vector<at::Tensor> tensors;
+  if (name == "batch_p2p_ops") {
+    const auto kinds = arguments[0].toListRef();
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i].toStringRef() == "irecv") {
+        tensors.push_back(arguments[3].toTensorVector().at(i));
+      }
+    }
+    return tensors;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      visit_tensors(arguments[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    }
+  }
+  return tensors;
+}
+
+bool is_unresolved(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+// PyTorch would resolve these, and take it back when the operator returns: the data comes later.
+void check_resolved(at::TensorList written, const std::string& name) {
+  TORCH_CHECK_VALUE(std::ranges::none_of(written, is_unresolved), "funcol::", name,
+                    ": a tensor to write into is a conjugate or negative view. Pass t.resolve_conj() or "
+                    "t.resolve_neg(), whose memory holds the values.");
+}
+
+void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  if (op.schema().name() == "funcol::all_reduce_coalesced_") {
+    // Of several devices the dispatcher would silently pick one.
+    check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
+  }
+  const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
+  const auto name = unqualified_name(op);
+  if (goes_to_core || !is_wait(name)) {
+    bool any_unresolved = false;
+    for (const auto& argument : arguments) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) {
+        check_no_tangents(tensor, name.c_str());
+        any_unresolved |= is_unresolved(tensor);
+      });
+    }
+    if (any_unresolved) {
+      check_resolved(written(op, arguments), name);
+    }
+  }
+  if (goes_to_core) {
+    // Only some of PyTorch's kernels note it. It has to be noted before they make views of these tensors.
+    auto overwritten = written(op, arguments);
+    std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself
+    note_written(overwritten);
+    return call_core(op, stack);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+void decomposition(const c10::OperatorHandle& op, torch::jit::Stack* stack) { call_core(op, stack); }
+
+// The results on the meta device: the overwritten arguments themselves.
+void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  return_results(op, stack, written(op, torch::jit::last(*stack, op.schema().arguments().size())));
+}
+
+}  // namespace
+
+void forward_to_core(Operator& op) {
+  using Key = c10::DispatchKey;
+  op.set_kernel(Key::Autograd, torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
+  op.set_kernel(Key::CompositeImplicitAutograd, torch::CppFunction::makeFromBoxedFunction<&decomposition>());
+}
+
+Operator in_place(const OperatorInfo& info, const StartFromStack& start) {
+  const auto run = started(start, as_overwritten);
+  return forwarded(
+      info, [&] { return boxed(name_in_schema(info.schema), run); },
+      torch::CppFunction::makeFromBoxedFunction<&meta_of_written>(), run);
 }
 
 }  // namespace funcol

@@ -4,17 +4,110 @@
 // constructor defines the operator when the library is loaded.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
 
 #include <functional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "comm/process_group.h"
+#include "comm/reduce_op.h"
 #include "ops/collectives.h"
-#include "ops/start_arguments.h"
 
 namespace funcol {
+
+// funcol::all_reduce -> all_reduce
+inline std::string unqualified_name(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name.substr(name.find("::") + 2);
+}
+
+// "all_reduce(Tensor input, ...) -> Tensor" -> all_reduce
+inline std::string name_in_schema(std::string_view schema) {
+  return std::string(schema.substr(0, schema.find('(')));
+}
+
+inline c10d::ReduceOp as_reduce_op(const c10::IValue& value, const char* op) {
+  return reduce_op_from_ivalue(value, op);
+}
+inline c10d::ReduceOp as_reduce_op(std::string_view name, const char* op) {
+  return reduce_op_from_name(name, op);
+}
+
+inline GroupPtr as_group(const c10::IValue& value, const char* op) { return group_from_ivalue(value, op); }
+inline GroupPtr as_group(std::string_view name, const char* op) { return group_from_name(name, op); }
+
+// Sizes come from the dispatcher as symbols, also where they are numbers.
+inline std::vector<int64_t> as_ints(c10::SymIntArrayRef sizes) {
+  return C10_AS_INTARRAYREF_SLOW(sizes).vec();
+}
+inline std::vector<int64_t> as_ints(const c10::IValue& list) {
+  return list.isIntList() ? list.toIntVector() : as_ints(c10::SymIntArrayRef(list.toSymIntVector()));
+}
+
+// An optional list of sizes as numbers.
+class OptionalInts {
+ public:
+  explicit OptionalInts(at::OptionalSymIntArrayRef sizes) : has_value_(sizes.has_value()) {
+    if (has_value_) {
+      values_ = as_ints(*sizes);
+    }
+  }
+  explicit OptionalInts(const c10::IValue& sizes) : has_value_(!sizes.isNone()) {
+    if (has_value_) {
+      values_ = as_ints(sizes);
+    }
+  }
+  operator at::OptionalIntArrayRef() const {  // NOLINT(google-explicit-constructor)
+    return has_value_ ? at::OptionalIntArrayRef(values_) : at::OptionalIntArrayRef();
+  }
+
+ private:
+  bool has_value_;
+  std::vector<int64_t> values_;
+};
+
+inline std::vector<std::string> as_strings(const c10::IValue& list) {
+  std::vector<std::string> strings;
+  for (const c10::IValue& item : list.toListRef()) {
+    strings.push_back(item.toStringRef());
+  }
+  return strings;
+}
+
+// Converts `given`, an argument of `op`, for a parameter of type `Native`: ReduceOps and groups from names or
+// objects, numbers from symbols. `given` is an IValue from the stack, or has the C++ type that the dispatcher
+// uses for the schema. The result lives as long as `given`, or until the end of the full expression.
+template <typename Native, typename Given>
+decltype(auto) start_argument(const Given& given, const char* op) {
+  constexpr bool is_on_stack = std::is_same_v<Given, c10::IValue>;
+  if constexpr (std::is_same_v<Native, const c10d::ReduceOp&>) {
+    return as_reduce_op(given, op);
+  } else if constexpr (std::is_same_v<Native, const GroupPtr&>) {
+    return as_group(given, op);
+  } else if constexpr (std::is_same_v<Native, at::OptionalIntArrayRef>) {
+    return OptionalInts(given);
+  } else if constexpr (std::is_same_v<Native, at::IntArrayRef> &&
+                       (is_on_stack || std::is_same_v<Given, c10::SymIntArrayRef>)) {
+    return as_ints(given);
+  } else if constexpr (is_on_stack && std::is_same_v<Native, const at::Tensor&>) {
+    return given.toTensor();
+  } else if constexpr (is_on_stack && std::is_same_v<Native, at::TensorList>) {
+    return given.toTensorVector();
+  } else if constexpr (is_on_stack && std::is_same_v<Native, const std::vector<std::string>&>) {
+    return as_strings(given);
+  } else if constexpr (is_on_stack) {
+    return given.toInt();
+  } else {
+    return static_cast<const Given&>(given);
+  }
+}
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
@@ -48,8 +141,8 @@ StackFunction started(StartFromStack start, Finish finish) {
 // Replaces the arguments on the stack by `results`: by the only one where the operator returns a tensor.
 void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<at::Tensor> results);
 
-// A boxed kernel that calls `run`.
-torch::CppFunction boxed(StackFunction run);
+// A boxed kernel that calls `run`; `op` is the name in messages.
+torch::CppFunction boxed(std::string op, StackFunction run);
 
 struct OperatorInfo {
   const char* schema;             // "broadcast(Tensor input, int src, Any group_name) -> Tensor"
@@ -85,6 +178,32 @@ class Operator {
   std::string op_;
   torch::Library library_;
 };
+
+// Operators that autograd and layers see as PyTorch's: in-place and out= forms, sends, receives and waits.
+// Compilers, exporters and debug modes know the _c10d_functional operators, and so does autograd. Where a
+// layer is at work or an input needs a gradient, such an operator becomes _c10d_functional's of the same
+// name, followed by wait_tensor where funcol's returns a pending tensor.
+
+// Registers the kernel that forwards `op`: for the Autograd keys, and as the decomposition that modes ask
+// for.
+void forward_to_core(Operator& op);
+
+// An operator with these kernels for devices and for Meta. PyTorch's, of the same name, becomes `core_run`
+// under install().
+template <typename MakeKernel>
+Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kernel, torch::CppFunction meta,
+                   StackFunction core_run) {
+  Operator op(info);
+  op.set_device_kernel(make_device_kernel);
+  op.set_kernel(c10::DispatchKey::Meta, std::move(meta));
+  op.serve_core(std::move(core_run));
+  forward_to_core(op);
+  return op;
+}
+
+// A collective that writes into its arguments and returns them. As in PyTorch they are plain tensors, whose
+// Work is in PyTorch's registry until wait_tensor takes it.
+Operator in_place(const OperatorInfo& info, const StartFromStack& start);
 
 // The kernels that install() puts under _c10d_functional's operators, by name.
 struct CoreKernel {

@@ -8,8 +8,6 @@
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/dense_check.h"
-#include "ops/exchange.h"
 #include "ops/meta.h"
 
 namespace funcol {
@@ -47,33 +45,6 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
   num_sent = std::accumulate(sent.begin(), sent.end(), int64_t{0});
   num_received = std::accumulate(received.begin(), received.end(), int64_t{0});
 }
-
-}  // namespace
-}  // namespace permute
-
-StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destinations,
-                                const GroupPtr& group) {
-  const BelowAutograd below_autograd;
-  check_dense(input, permute::kOp);
-  const permute::PermuteSplits splits(destinations, *group);
-  if (agreement_is_checked()) {
-    agree(*group, permute::kOp, c10::str("src_dst=", destinations), describe_tensors(input));
-  }
-  // Rows are whole tensors.
-  const auto source = contiguous_input(input);
-  const auto rows_in = source.unsqueeze(0).slice(0, 0, splits.num_sent);
-  auto row_sizes = source.sizes().vec();
-  row_sizes.insert(row_sizes.begin(), splits.num_received);
-  const auto rows_out = fresh_tensor(row_sizes, source);
-  auto work = exchange(rows_in, rows_out, splits.received, splits.sent, *group);
-  auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
-             : source.dim() == 0   ? rows_out
-                                   : rows_out.flatten(0, 1);
-  return {permute::kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
-}
-
-namespace permute {
-namespace {
 
 // The sizes of the received tensors, concatenated along dim 0 unless there is one.
 SymSizes received_sizes(const at::Tensor& input, int64_t num_received) {
@@ -114,7 +85,6 @@ std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const aut
   const PermuteSplits splits(data[0].toIntVector(), *group_from_ivalue(group, kOp));
   SymSizes row_sizes{SymInt(splits.num_received)};
   row_sizes.insert(row_sizes.end(), sizes.begin(), sizes.end());
-  const GradientCollectives collectives;
   const auto gradient = GradientCollectives::unshared(gradients[0]);
   const auto rows =
       call::all_to_all_single(gradient.reshape_symint(row_sizes), c10::fromIntArrayRefSlow(splits.sent),
@@ -122,16 +92,34 @@ std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const aut
   return {splits.num_sent == 1 ? rows.squeeze(0) : autograd::zeros_after(rows, sizes)};
 }
 
-at::Tensor recorded(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
-  return autograd::record(input, call::permute_tensor.unrecorded(input, destinations, group), kOp, rule,
-                          {destinations, group, input.sym_sizes()});
+autograd::Data saved(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
+  return {destinations, group, input.sym_sizes()};
 }
 
 }  // namespace
 }  // namespace permute
 
+StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destinations,
+                                const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_dense(input, permute::kOp);
+  const permute::PermuteSplits splits(destinations, *group);
+  agree_if_checked(*group, permute::kOp, input, "src_dst=", destinations);
+  // Rows are whole tensors.
+  const auto source = contiguous_input(input);
+  const auto rows_in = source.unsqueeze(0).slice(0, 0, splits.num_sent);
+  auto row_sizes = source.sizes().vec();
+  row_sizes.insert(row_sizes.begin(), splits.num_received);
+  const auto rows_out = fresh_tensor(row_sizes, source);
+  auto work = exchange(rows_in, rows_out, splits.received, splits.sent, *group);
+  auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
+             : source.dim() == 0   ? rows_out
+                                   : rows_out.flatten(0, 1);
+  return {permute::kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
+}
+
 const decltype(call::permute_tensor) call::permute_tensor(
     {.schema = "permute_tensor(Tensor input, int[] src_dst, Any group_name) -> Tensor"}, start_permute,
-    {.meta = permute::meta, .traced = permute::traced, .recorded = permute::recorded});
+    {.meta = permute::meta, .traced = permute::traced, .rule = permute::rule, .saved = permute::saved});
 
 }  // namespace funcol

@@ -12,10 +12,8 @@
 #include "compat/missing_operators.h"
 #include "ops/backend_tensor.h"
 #include "ops/collectives.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
-#include "ops/exchange.h"
 #include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 namespace {
@@ -245,21 +243,15 @@ at::Tensor receive_meta(const at::Tensor& tensor, int64_t, int64_t, std::string_
   return at::empty_like(tensor);
 }
 
+// PyTorch's operator returns the buffers that it receives into; funcol's pending tensors are new ones.
+template <bool kReturnsBuffers>
 Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::IntArrayRef,
                    at::TensorList tensors, std::string_view) {
   Tensors results;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(kinds.at(i) == "irecv" ? at::empty_like(tensors[i])
-                                             : meta_of_sizes(tensors[i], {c10::SymInt(0)}));
-  }
-  return results;
-}
-
-Tensors core_batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::IntArrayRef,
-                        at::TensorList tensors, std::string_view) {
-  Tensors results;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(kinds.at(i) == "irecv" ? tensors[i] : meta_of_sizes(tensors[i], {c10::SymInt(0)}));
+    results.push_back(kinds.at(i) != "irecv" ? meta_of_sizes(tensors[i], {c10::SymInt(0)})
+                      : kReturnsBuffers      ? tensors[i]
+                                             : at::empty_like(tensors[i]));
   }
   return results;
 }
@@ -290,17 +282,14 @@ const auto kCoreBatch = started(from_stack(start_batch_p2p), as_overwritten);
 template <typename Meta>
 Operator point_to_point(const char* schema, const StackFunction& run, const StackFunction& core_run,
                         Meta* meta) {
-  Operator op({.schema = schema});
-  op.set_device_kernel([&] { return boxed(run); });
-  op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
-  op.serve_core(core_run);
-  forward_to_core(op);
-  return op;
+  return forwarded(
+      {.schema = schema}, [&] { return boxed(name_in_schema(schema), run); }, torch::CppFunction(meta),
+      core_run);
 }
 
 const auto kSendOperator = point_to_point(kSend, pending_send, kCoreSend, send_meta);
 const auto kReceiveOperator = point_to_point(kReceive, pending_receive, kCoreReceive, receive_meta);
-const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, batch_meta);
+const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, batch_meta<false>);
 
 }  // namespace
 }  // namespace funcol
@@ -308,9 +297,9 @@ const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, ba
 TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
   using namespace funcol;  // NOLINT(google-build-using-namespace)
   compat::define_if_missing(
-      m, kSend, [] { return boxed(kCoreSend); }, send_meta);
+      m, kSend, [] { return boxed("isend", kCoreSend); }, send_meta);
   compat::define_if_missing(
-      m, kReceive, [] { return boxed(kCoreReceive); }, receive_meta);
+      m, kReceive, [] { return boxed("irecv", kCoreReceive); }, receive_meta);
   compat::define_if_missing(
-      m, kBatch, [] { return boxed(kCoreBatch); }, core_batch_meta);
+      m, kBatch, [] { return boxed("batch_p2p_ops", kCoreBatch); }, batch_meta<true>);
 }

@@ -8,16 +8,14 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/dense_check.h"
+#include "ops/gradient.h"
 #include "ops/meta.h"
-#include "ops/reduction_rules.h"
 
 namespace funcol {
 namespace reduce {
@@ -27,33 +25,6 @@ using c10::IValue;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr auto kOp = "reduce";
-
-}  // namespace
-}  // namespace reduce
-
-StartedCollective start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
-                               const GroupPtr& group) {
-  const BelowAutograd below_autograd;
-  check_dense(input, reduce::kOp);
-  check_rank(destination, *group, "dst", reduce::kOp);
-  check_reduction(input, reduce_op, *group, reduce::kOp);
-  if (agreement_is_checked()) {
-    agree(*group, reduce::kOp, c10::str(reduce_op_name(reduce_op), ", dst=", destination),
-          describe_tensors(input));
-  }
-  settle(input);
-  auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
-  std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
-  auto work = on_backend(*group, input.device().type(),
-                         [&](auto& target) { return target.allreduce(wires, options); });
-  auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
-  return {reduce::kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
-}
-
-namespace reduce {
-namespace {
 
 at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
   reduce_op_from_ivalue(reduce_op, kOp);
@@ -73,7 +44,6 @@ at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dest
 Tensors rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
   const auto& reduce_op = data[0];
   const auto& group = data[2];
-  const GradientCollectives collectives;
   const auto sent = [&](const at::Tensor& tensor) { return call::broadcast(tensor, data[1].toInt(), group); };
   auto total = sent(autograd::weighted(gradients[0], reduce_op, group, kOp));
   auto results = values.outputs;
@@ -81,17 +51,29 @@ Tensors rule(const Tensors& gradients, const autograd::Values& values, const aut
   return autograd::reduction_gradients({std::move(total)}, values.inputs, results, reduce_op, group, kOp);
 }
 
-at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t destination,
-                    const IValue& group) {
-  return autograd::record(input, call::reduce.unrecorded(input, reduce_op, destination, group), kOp, rule,
-                          {reduce_op, destination, group}, autograd::depends_on_values(reduce_op, kOp));
-}
-
 }  // namespace
 }  // namespace reduce
 
+StartedCollective start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
+                               const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_dense(input, reduce::kOp);
+  check_rank(destination, *group, "dst", reduce::kOp);
+  check_reduction(input, reduce_op, *group, reduce::kOp);
+  agree_if_checked(*group, reduce::kOp, input, reduce_op_name(reduce_op), ", dst=", destination);
+  settle(input);
+  auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
+  std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
+  auto work = on_backend(*group, input.device().type(),
+                         [&](auto& target) { return target.allreduce(wires, options); });
+  auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
+  return {reduce::kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
+}
+
 const decltype(call::reduce) call::reduce(
     {.schema = "reduce(Tensor input, Any reduce_op, int dst, Any group_name) -> Tensor"}, start_reduce,
-    {.meta = reduce::meta, .traced = reduce::traced, .recorded = reduce::recorded});
+    {.meta = reduce::meta, .traced = reduce::traced, .rule = reduce::rule, .saves_reduce_op = true});
 
 }  // namespace funcol

@@ -13,16 +13,23 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
-#include "ops/core_forwarding.h"
-#include "ops/dense_check.h"
+#include "ops/gradient.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
-#include "ops/reduction_rules.h"
-#include "ops/shard_geometry.h"
+#include "ops/operator.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace reduce_scatter {
 namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kOne = "reduce_scatter_tensor";
+constexpr auto kCoalesced = "reduce_scatter_tensor_coalesced";
 
 void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group, const char* op) {
   dim = wrap_dim(dim, input, op);
@@ -55,151 +62,16 @@ c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op, const at
   return options;
 }
 
+c10::intrusive_ptr<c10d::Work> start_flat(at::Tensor wire_in, at::Tensor wire_out,
+                                          const c10d::ReduceOp& reduce_op, const at::Tensor& input,
+                                          c10d::ProcessGroup& group) {
+  return on_backend(group, input.device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
+  });
+}
+
 // Backends scatter dim 0; where a layout change moved the blocks there, the output has another shape.
 at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(contiguous.view(-1)); }
-
-}  // namespace
-}  // namespace reduce_scatter
-
-void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
-                          c10d::ProcessGroup& group, const char* op) {
-  check_dim_per_tensor(inputs, dims, op);
-  if (inputs.empty()) {
-    return;
-  }
-  check_alike(inputs, op);
-  check_reduction(inputs[0], reduce_op, group, op);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    reduce_scatter::check_divisible(inputs[i], dims[i], group, op);
-  }
-}
-
-StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                                       const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor";
-  const BelowAutograd below_autograd;
-  check_reduce_scatter(input, reduce_op, dim, *group, kOp);
-  dim = wrap_dim(dim, input, kOp);
-  const int64_t num_ranks = group->getSize();
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dim=", dim), describe_tensors(input));
-  }
-  auto source = reduce_scatter::rank_major_input(input, dim, num_ranks);
-  auto out = reduce_scatter::empty_share(input, dim, num_ranks);
-  auto wire_in = dim == 0 ? wire_for_reduction(source) : reduce_scatter::flat_wire(source);
-  auto wire_out = dim == 0 ? wire_for_reduction(out) : reduce_scatter::flat_wire(out);
-  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in,
-                                       reduce_scatter::options_for(reduce_op, input));
-  });
-  return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
-}
-
-// As in the uneven gather, each part travels padded to the largest one.
-StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                                              int64_t dim, const GroupPtr& group,
-                                              at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "reduce_scatter_tensor";
-  if (!split_sizes.has_value()) {
-    return start_reduce_scatter(input, reduce_op, dim, group);
-  }
-  const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_has_dims(input, kOp);
-  check_reduction(input, reduce_op, *group, kOp);
-  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
-  if (parts.are_equal()) {
-    return start_reduce_scatter(input, reduce_op, dim, group);
-  }
-  if (agreement_is_checked()) {
-    agree(*group, kOp,
-          c10::str(reduce_op_name(reduce_op), ", dim=", parts.dim(), ", split_sizes=", *split_sizes),
-          describe_tensors(input));
-  }
-  settle(input);
-  auto source = parts.pack_padded(input);
-  auto received = fresh_tensor(parts.max_numel(), input);
-  auto wire_in = wire_for_reduction(source);
-  auto wire_out = wire_for_reduction(received);
-  auto work = on_backend(*group, input.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in,
-                                       reduce_scatter::options_for(reduce_op, input));
-  });
-  const auto rank = group->getRank();
-  auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
-  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, as_list(std::move(out)), {}};
-}
-
-StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
-                                                 at::IntArrayRef dims, const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
-  if (inputs.empty()) {
-    return {kOp, group, {}, {}, {}, {}};
-  }
-  const BelowAutograd below_autograd;
-  std::vector<int64_t> wrapped;
-  wrapped.reserve(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    wrapped.push_back(wrap_dim(dims[i], inputs[i], kOp));
-  }
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dims=", dims), describe_tensors(inputs));
-  }
-  const int64_t num_ranks = group->getSize();
-  std::vector<at::Tensor> sources;
-  std::vector<at::Tensor> outputs;
-  std::vector<at::Tensor> wires_in;
-  std::vector<at::Tensor> wires_out;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    sources.push_back(reduce_scatter::rank_major_input(inputs[i], wrapped[i], num_ranks));
-    outputs.push_back(reduce_scatter::empty_share(inputs[i], wrapped[i], num_ranks));
-    wires_in.push_back(reduce_scatter::flat_wire(sources.back()));
-    wires_out.push_back(reduce_scatter::flat_wire(outputs.back()));
-  }
-  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in,
-                                                 reduce_scatter::options_for(reduce_op, inputs[0]));
-  });
-  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
-}
-
-StartedCollective start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                                           const at::Tensor& out, const GroupPtr& group, const char* op) {
-  const BelowAutograd below_autograd;
-  check_one_device({input, out}, op);
-  settle(out);
-  check_reduce_scatter(input, reduce_op, int64_t{0}, *group, op);
-  TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", op,
-                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
-                    ". Expected a contiguous tensor of 1/", group->getSize(),
-                    " of the elements of the input of shape ", input.sizes(), ".");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
-                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
-  if (agreement_is_checked()) {
-    agree(*group, op, c10::str(reduce_op_name(reduce_op), ", dim=0"), describe_tensors(input));
-  }
-  auto source = contiguous_input(input);
-  const bool is_share = out.dim() == source.dim() && out.sizes().slice(1) == source.sizes().slice(1);
-  auto wire_in = is_share ? wire_for_reduction(source) : reduce_scatter::flat_wire(source);
-  auto wire_out = is_share ? wire_for_reduction(out) : reduce_scatter::flat_wire(out);
-  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in,
-                                       reduce_scatter::options_for(reduce_op, input));
-  });
-  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
-}
-
-namespace reduce_scatter {
-namespace {
-
-using c10::IValue;
-using c10::SymInt;
-using Splits = at::OptionalSymIntArrayRef;
-using Tensors = std::vector<at::Tensor>;
-
-constexpr auto kOne = "reduce_scatter_tensor";
-constexpr auto kCoalesced = "reduce_scatter_tensor_coalesced";
 
 // Along dim 0.
 
@@ -213,11 +85,6 @@ at::Tensor rows_meta(const at::Tensor& input, std::string_view, int64_t group_si
   auto sizes = input.sym_sizes().vec();
   sizes.at(0) = sizes[0] / SymInt(group_size);
   return meta_of_sizes(input, sizes);
-}
-
-at::Tensor rows_traced(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
-                       const IValue& group) {
-  return core::call_and_wait(kOne, {input, std::string(reduce_op), group_size, group});
 }
 
 at::Tensor rows_recorded(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
@@ -251,7 +118,7 @@ at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
   const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOne);
   if (!split_sizes.has_value()) {
     const auto rows = dim == 0 ? input : at::cat(input.split_with_sizes_symint(sizes, dim));
-    return rows_traced(rows.contiguous(), name.toStringView(), num_ranks, group);
+    return call::reduce_scatter_tensor.traced(rows.contiguous(), name.toStringView(), num_ranks, group);
   }
   auto parts = input.split_with_sizes_symint(sizes, dim);
   SymSizes numels;
@@ -263,7 +130,8 @@ at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
   for (auto& part : parts) {
     part = core::pad_to(part, 0, numel);
   }
-  const auto received = rows_traced(at::cat(parts), name.toStringView(), num_ranks, group);
+  const auto received =
+      call::reduce_scatter_tensor.traced(at::cat(parts), name.toStringView(), num_ranks, group);
   const auto rank = resolved->getRank();
   auto shape = input.sym_sizes().vec();
   shape[dim] = sizes[rank];
@@ -274,7 +142,6 @@ Tensors rule(const Tensors& gradients, const autograd::Values& values, const aut
   const auto& reduce_op = data[0];
   const auto& group = data[2];
   const autograd::SavedSizes sizes(data[3]);
-  const GradientCollectives collectives;
   const auto gathered = [&](const at::Tensor& part) {
     return call::all_gather_along_dim(part, data[1].toInt(), group, sizes);
   };
@@ -283,14 +150,6 @@ Tensors rule(const Tensors& gradients, const autograd::Values& values, const aut
   auto results = GradientCollectives::unshared(values.outputs);
   std::ranges::transform(results, results.begin(), gathered);
   return autograd::reduction_gradients({std::move(whole)}, values.inputs, results, reduce_op, group, kOne);
-}
-
-at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
-                    Splits split_sizes) {
-  return autograd::record(
-      input, call::reduce_scatter_along_dim.unrecorded(input, reduce_op, dim, group, split_sizes), kOne, rule,
-      {reduce_op, dim, group, autograd::saved_sizes(split_sizes)},
-      autograd::depends_on_values(reduce_op, kOne));
 }
 
 // Several tensors along dim 0.
@@ -306,11 +165,6 @@ Tensors coalesced_rows_meta(at::TensorList inputs, std::string_view reduce_op, i
                             const IValue& group) {
   return meta_of_each(
       inputs, [&](const at::Tensor& input) { return rows_meta(input, reduce_op, group_size, group); });
-}
-
-Tensors coalesced_rows_traced(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
-                              const IValue& group) {
-  return core::call_list_and_wait(kCoalesced, {inputs, std::string(reduce_op), group_size, group});
 }
 
 Tensors coalesced_rows_recorded(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
@@ -348,7 +202,7 @@ Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, at::Int
     rows.push_back(dim == 0 ? inputs[i].contiguous()
                             : at::cat(inputs[i].split_with_sizes_symint(sizes, dim)));
   }
-  return coalesced_rows_traced(rows, name.toStringView(), resolved->getSize(), group);
+  return call::reduce_scatter_tensor_coalesced.traced(rows, name.toStringView(), resolved->getSize(), group);
 }
 
 // The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
@@ -367,9 +221,8 @@ Tensors gathered_parts(const Tensors& parts, at::IntArrayRef dims, const IValue&
 
 Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
   const auto& reduce_op = data[0];
-  const auto& group = data[1];
-  const auto dims = data[2].toIntVector();
-  const GradientCollectives collectives;
+  const auto dims = data[1].toIntVector();
+  const auto& group = data[2];
   Tensors parts;
   for (const auto& gradient : gradients) {
     parts.push_back(
@@ -381,14 +234,6 @@ Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values,
                                        group, kCoalesced);
 }
 
-Tensors coalesced_recorded(at::TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
-                           const IValue& group) {
-  return autograd::record(
-      inputs, call::reduce_scatter_along_dims_coalesced.unrecorded(inputs, reduce_op, dims, group),
-      kCoalesced, coalesced_rule, {reduce_op, group, dims},
-      autograd::depends_on_values(reduce_op, kCoalesced));
-}
-
 const auto kOut = in_place(
     {.schema = "reduce_scatter_tensor_out(Tensor input, str reduce_op, int group_size, Any group_name, *, "
                "Tensor(a!) out) -> Tensor(a!)",
@@ -398,21 +243,129 @@ const auto kOut = in_place(
 }  // namespace
 }  // namespace reduce_scatter
 
+void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
+                          c10d::ProcessGroup& group, const char* op) {
+  check_dim_per_tensor(inputs, dims, op);
+  if (inputs.empty()) {
+    return;
+  }
+  check_alike(inputs, op);
+  check_reduction(inputs[0], reduce_op, group, op);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    reduce_scatter::check_divisible(inputs[i], dims[i], group, op);
+  }
+}
+
+StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                                       const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const BelowAutograd below_autograd;
+  check_reduce_scatter(input, reduce_op, dim, *group, kOp);
+  dim = wrap_dim(dim, input, kOp);
+  const int64_t num_ranks = group->getSize();
+  agree_if_checked(*group, kOp, input, reduce_op_name(reduce_op), ", dim=", dim);
+  auto source = reduce_scatter::rank_major_input(input, dim, num_ranks);
+  auto out = reduce_scatter::empty_share(input, dim, num_ranks);
+  const auto wire = dim == 0 ? wire_for_reduction : reduce_scatter::flat_wire;
+  auto work = reduce_scatter::start_flat(wire(source), wire(out), reduce_op, input, *group);
+  return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
+}
+
+// As in the uneven gather, each part travels padded to the largest one.
+StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                              int64_t dim, const GroupPtr& group,
+                                              at::OptionalIntArrayRef split_sizes) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  if (!split_sizes.has_value()) {
+    return start_reduce_scatter(input, reduce_op, dim, group);
+  }
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_has_dims(input, kOp);
+  check_reduction(input, reduce_op, *group, kOp);
+  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (parts.are_equal()) {
+    return start_reduce_scatter(input, reduce_op, dim, group);
+  }
+  agree_if_checked(*group, kOp, input, reduce_op_name(reduce_op), ", dim=", parts.dim(),
+                   ", split_sizes=", *split_sizes);
+  settle(input);
+  auto source = parts.pack_padded(input);
+  auto received = fresh_tensor(parts.max_numel(), input);
+  auto work = reduce_scatter::start_flat(wire_for_reduction(source), wire_for_reduction(received), reduce_op,
+                                         input, *group);
+  const auto rank = group->getRank();
+  auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
+  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, as_list(std::move(out)), {}};
+}
+
+StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                                 at::IntArrayRef dims, const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
+  if (inputs.empty()) {
+    return {kOp, group, {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  std::vector<int64_t> wrapped;
+  wrapped.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    wrapped.push_back(wrap_dim(dims[i], inputs[i], kOp));
+  }
+  agree_if_checked(*group, kOp, inputs, reduce_op_name(reduce_op), ", dims=", dims);
+  const int64_t num_ranks = group->getSize();
+  std::vector<at::Tensor> sources;
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> wires_in;
+  std::vector<at::Tensor> wires_out;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    sources.push_back(reduce_scatter::rank_major_input(inputs[i], wrapped[i], num_ranks));
+    outputs.push_back(reduce_scatter::empty_share(inputs[i], wrapped[i], num_ranks));
+    wires_in.push_back(reduce_scatter::flat_wire(sources.back()));
+    wires_out.push_back(reduce_scatter::flat_wire(outputs.back()));
+  }
+  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in,
+                                                 reduce_scatter::options_for(reduce_op, inputs[0]));
+  });
+  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
+}
+
+StartedCollective start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                           const at::Tensor& out, const GroupPtr& group, const char* op) {
+  const BelowAutograd below_autograd;
+  check_one_device({input, out}, op);
+  settle(out);
+  check_reduce_scatter(input, reduce_op, int64_t{0}, *group, op);
+  TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", op,
+                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
+                    ". Expected a contiguous tensor of 1/", group->getSize(),
+                    " of the elements of the input of shape ", input.sizes(), ".");
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
+                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  agree_if_checked(*group, op, input, reduce_op_name(reduce_op), ", dim=0");
+  auto source = contiguous_input(input);
+  const bool is_share = out.dim() == source.dim() && out.sizes().slice(1) == source.sizes().slice(1);
+  const auto wire = is_share ? wire_for_reduction : reduce_scatter::flat_wire;
+  auto work = reduce_scatter::start_flat(wire(source), wire(out), reduce_op, input, *group);
+  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
+}
+
 const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
     {.schema = "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
     reduce_scatter::start_rows,
-    {.meta = reduce_scatter::rows_meta,
-     .traced = reduce_scatter::rows_traced,
-     .recorded = reduce_scatter::rows_recorded,
-     .is_in_core = true});
+    {.meta = reduce_scatter::rows_meta, .recorded = reduce_scatter::rows_recorded, .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
     {.schema = "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
                "split_sizes=None) -> Tensor",
      .op = reduce_scatter::kOne},
     start_uneven_reduce_scatter,
-    {.meta = reduce_scatter::meta, .traced = reduce_scatter::traced, .recorded = reduce_scatter::recorded});
+    {.meta = reduce_scatter::meta,
+     .traced = reduce_scatter::traced,
+     .rule = reduce_scatter::rule,
+     .saves_reduce_op = true});
 
 const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tensor_coalesced(
     {.schema = "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, Any "
@@ -420,7 +373,6 @@ const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tenso
      .needs_contiguous = true},
     reduce_scatter::start_coalesced_rows,
     {.meta = reduce_scatter::coalesced_rows_meta,
-     .traced = reduce_scatter::coalesced_rows_traced,
      .recorded = reduce_scatter::coalesced_rows_recorded,
      .check = check_alike,
      .is_in_core = true});
@@ -432,7 +384,8 @@ const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_a
     start_reduce_scatter_coalesced,
     {.meta = reduce_scatter::coalesced_meta,
      .traced = reduce_scatter::coalesced_traced,
-     .recorded = reduce_scatter::coalesced_recorded,
+     .rule = reduce_scatter::coalesced_rule,
+     .saves_reduce_op = true,
      .check = check_alike});
 
 }  // namespace funcol

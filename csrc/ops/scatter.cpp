@@ -5,17 +5,13 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/buffer_release.h"
 #include "comm/agreement.h"
-#include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/dense_check.h"
-#include "ops/exchange.h"
 #include "ops/meta.h"
-#include "ops/shard_geometry.h"
+#include "ops/parts.h"
 
 namespace funcol {
 namespace scatter {
@@ -27,36 +23,6 @@ using Splits = at::OptionalSymIntArrayRef;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr auto kOp = "scatter";
-
-}  // namespace
-}  // namespace scatter
-
-StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
-                                at::OptionalIntArrayRef split_sizes) {
-  const BelowAutograd below_autograd;
-  check_dense(input, scatter::kOp);
-  check_has_dims(input, scatter::kOp);
-  check_rank(source, *group, "src", scatter::kOp);
-  const auto parts =
-      Parts::of_whole(input.sizes(), wrap_dim(dim, input, scatter::kOp), split_sizes, *group, scatter::kOp);
-  if (agreement_is_checked()) {
-    agree(*group, scatter::kOp, c10::str("src=", source, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
-          describe_tensors(input));
-  }
-  const auto rank = group->getRank();
-  const bool sends = rank == source;
-  if (sends) {
-    settle(input);
-  }
-  auto sent = sends ? parts.pack(input) : fresh_tensor(0, input);
-  auto out = fresh_tensor(parts.shape(rank), input);
-  auto work = exchange(sent, out.view(-1), splits_of_root(source, parts.numel(rank), *group),
-                       sends ? parts.numels() : splits_of_root(source, int64_t{0}, *group), *group);
-  return {scatter::kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
-}
-
-namespace scatter {
-namespace {
 
 at::Tensor meta(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
                 Splits split_sizes) {
@@ -92,25 +58,46 @@ at::Tensor traced(const at::Tensor& input, int64_t source, int64_t dim, const IV
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto source = data[0].toInt();
   const auto& group = data[2];
-  const GradientCollectives collectives;
   const auto gathered =
       call::gather(gradients[0], source, data[1].toInt(), group, autograd::SavedSizes(data[3]));
   const bool is_source = group_from_ivalue(group, kOp)->getRank() == source;
   return {is_source ? gathered : autograd::zeros_after(gathered, data[4].toSymIntVector())};
 }
 
-at::Tensor recorded(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
-                    Splits split_sizes) {
-  return autograd::record(input, call::scatter.unrecorded(input, source, dim, group, split_sizes), kOp, rule,
-                          {source, dim, group, autograd::saved_sizes(split_sizes), input.sym_sizes()});
+autograd::Data saved(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
+                     Splits split_sizes) {
+  return {source, dim, group, autograd::saved_sizes(split_sizes), input.sym_sizes()};
 }
 
 }  // namespace
 }  // namespace scatter
 
+StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
+                                at::OptionalIntArrayRef split_sizes) {
+  const BelowAutograd below_autograd;
+  check_dense(input, scatter::kOp);
+  check_has_dims(input, scatter::kOp);
+  check_rank(source, *group, "src", scatter::kOp);
+  const auto parts =
+      Parts::of_whole(input.sizes(), wrap_dim(dim, input, scatter::kOp), split_sizes, *group, scatter::kOp);
+  agree_if_checked(*group, scatter::kOp, input, "src=", source, ", dim=", parts.dim(),
+                   ", sizes=", parts.sizes());
+  const auto rank = group->getRank();
+  const bool sends = rank == source;
+  if (sends) {
+    settle(input);
+  }
+  auto sent = sends ? parts.pack(input) : fresh_tensor(0, input);
+  auto out = fresh_tensor(parts.shape(rank), input);
+  auto work = exchange(sent, out.view(-1), splits_of_root(source, parts.numel(rank), *group),
+                       sends ? parts.numels() : splits_of_root(source, int64_t{0}, *group), *group);
+  return {scatter::kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
+}
+
 const decltype(call::scatter) call::scatter(
     {.schema =
          "scatter(Tensor input, int src, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_scatter, {.meta = scatter::meta, .traced = scatter::traced, .recorded = scatter::recorded});
+    start_scatter,
+    {.meta = scatter::meta, .traced = scatter::traced, .rule = scatter::rule, .saved = scatter::saved});
 
 }  // namespace funcol

@@ -25,7 +25,7 @@
 
 #include <optional>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol::local_types {
 

@@ -2,8 +2,8 @@
 #include "async/in_flight.h"
 #include "comm/gil_release.h"
 #include "compat/missing_operators.h"
-#include "ops/core_forwarding.h"
 #include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 
@@ -32,22 +32,13 @@ at::Tensor meta(const at::Tensor& tensor) { return at::empty_like(tensor); }
 Tensors list_meta(at::TensorList tensors) { return meta_of_each(tensors, meta); }
 Tensors core_list_meta(at::TensorList tensors) { return tensors.vec(); }
 
-template <typename Wait, typename Meta>
-Operator wait_operator(const char* schema, Wait* wait, Meta* meta, StackFunction core_run) {
-  Operator op({.schema = schema});
-  op.set_device_kernel([&] { return torch::CppFunction(wait); });
-  op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
-  op.serve_core(std::move(core_run));
-  forward_to_core(op);
-  return op;
-}
-
-const auto kWait = wait_operator(
-    "wait_tensor(Tensor tensor) -> Tensor", wait_tensor, meta,
+const auto kWait = forwarded(
+    {.schema = "wait_tensor(Tensor tensor) -> Tensor"}, [] { return torch::CppFunction(wait_tensor); },
+    torch::CppFunction(meta),
     [](Arguments arguments, const char*) { return Tensors{wait_tensor(arguments[0].toTensor())}; });
-const auto kWaitForList = wait_operator(kList, wait_tensors, list_meta, [](Arguments arguments, const char*) {
-  return wait_tensors(arguments[0].toTensorVector());
-});
+const auto kWaitForList = forwarded(
+    {.schema = kList}, [] { return torch::CppFunction(wait_tensors); }, torch::CppFunction(list_meta),
+    [](Arguments arguments, const char*) { return wait_tensors(arguments[0].toTensorVector()); });
 
 }  // namespace
 }  // namespace funcol

@@ -13,7 +13,7 @@
 #include "async/dispatch_modes.h"
 #include "comm/group_ref.h"
 #include "comm/process_group.h"
-#include "ops/forward_mode.h"
+#include "ops/backend_tensor.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/checked_types.h"
 #include "pyobjects/dtensors.h"

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 #include "comm/reduce_op.h"
 
 namespace funcol::python {

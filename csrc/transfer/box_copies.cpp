@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/rank_major.h"
+#include "kernels/cuda_library.h"
 
 namespace funcol {
 
 void BoxCopies::add(const BoxCopy& box, const at::Tensor& from, int64_t from_begin, const at::Tensor& to,
                     int64_t to_begin) {
-  if (!from.is_cuda() || !box.has_rows() || !kernels::has_cuda_kernels()) {
+  if (!from.is_cuda() || !box.has_rows() || kernels::cuda_library().functions == nullptr) {
     box.run(from, from_begin, to, to_begin);
     return;
   }
@@ -43,7 +43,7 @@ void BoxCopies::flush() {
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   for (auto& rows : waiting_) {
     for (size_t begin = 0; begin < rows.size(); begin += kernels::kMaxBoxes) {
-      const char* error = kernels::copy_boxes_cuda(
+      const char* error = kernels::cuda_library().functions->copy_boxes(
           &rows[begin], std::min(rows.size() - begin, kernels::kMaxBoxes), stream.native_handle());
       TORCH_CHECK(error == nullptr, "funcol: the kernel that copies boxes failed on ", device, ": ", error);
     }

@@ -15,7 +15,6 @@
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/exchange.h"
 #include "transfer/box_copies.h"
 #include "transfer/op_names.h"
 

@@ -8,8 +8,6 @@
 namespace funcol::kernels {
 namespace {
 
-enum class Change { kMerge, kSplit };
-
 struct Range {
   int64_t begin;
   int64_t end;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/cuda/box_rows.h"
+#include "kernels/cuda/functions.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/move_boxes.h"
 

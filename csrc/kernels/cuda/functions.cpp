@@ -1,22 +1,27 @@
 // The functions that libfuncol_cuda.so exports.
-#include "kernels/cuda/box_rows.h"
-#include "kernels/cuda/capture_mode.h"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/rank_major.h"
-#include "kernels/cuda_library.h"
+#include "kernels/cuda/functions.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/error_text.h"
 
 namespace funcol::kernels::cuda {
 namespace {
 
-constexpr CudaFunctions kFunctions = {.merge_shards = merge_shards,
-                                      .split_shards = split_shards,
-                                      .copy_boxes = copy_boxes,
-                                      .fill_random_float = fill_random<float>,
-                                      .fill_random_double = fill_random<double>,
-                                      .fill_random_int64 = fill_random<int64_t>,
-                                      .fill_random_bool = fill_random<bool>,
-                                      .relax_capture_mode = relax_capture_mode,
-                                      .set_capture_mode = set_capture_mode};
+int exchange_capture_mode(int mode) {
+  auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+  // Fails without a driver, where no graph is captured either.
+  const char* const error = error_text(cudaThreadExchangeStreamCaptureMode(&exchanged));
+  return error == nullptr ? static_cast<int>(exchanged) : mode;
+}
+
+constexpr CudaFunctions kFunctions = {
+    .merge_shards = merge_shards,
+    .split_shards = split_shards,
+    .copy_boxes = copy_boxes,
+    .fill_random = {fill_random<float>, fill_random<double>, fill_random<int64_t>, fill_random<bool>},
+    .relax_capture_mode = [] { return exchange_capture_mode(cudaStreamCaptureModeRelaxed); },
+    .set_capture_mode = [](int mode) { exchange_capture_mode(mode); }};
 
 }  // namespace
 

@@ -10,8 +10,6 @@
 
 namespace funcol::kernels {
 
-enum class Change { kMerge, kSplit };
-
 // Division by a divisor that is fixed at launch.
 template <typename Index>
 struct Divider {

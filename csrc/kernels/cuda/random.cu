@@ -1,6 +1,6 @@
 #include "kernels/cuda/fill_random.h"
+#include "kernels/cuda/functions.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/random.h"
 
 namespace funcol::kernels::cuda {
 

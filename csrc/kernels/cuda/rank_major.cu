@@ -1,9 +1,9 @@
 #include <limits>
 
 #include "kernels/cuda/error_text.h"
+#include "kernels/cuda/functions.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/move_vectors.h"
-#include "kernels/cuda/rank_major.h"
 
 namespace funcol::kernels::cuda {
 namespace {

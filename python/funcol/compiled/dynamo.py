@@ -154,12 +154,7 @@ class RemappedCollective(TracedRedistribution):
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         name = f"torch.distributed.{self.get_name()}"
-        unimplemented(
-            gb_type="distributed collective that cannot be traced",
-            context=name,
-            explanation=f"funcol cannot trace {name} with {what}.",
-            hints=[f"In the compiled region, {instead}; or call it outside."],
-        )
+        _refuse("distributed collective", name, f"{name} with {what}", instead)
 
 
 def _constant(name: str, argument: VariableTracker) -> Any:
@@ -169,12 +164,8 @@ def _constant(name: str, argument: VariableTracker) -> Any:
     if isinstance(argument, BaseListVariable):
         return tuple(_constant(name, item) for item in argument.items)
     if not hasattr(argument, "value"):
-        unimplemented(
-            gb_type="redistribution that cannot be traced",
-            context=name,
-            explanation=f"funcol cannot trace a redistribution with {name} that is not a constant.",
-            hints=[f"Pass a constant {name}, or call it outside of the compiled region."],
-        )
+        what = f"a redistribution with {name} that is not a constant"
+        _refuse("redistribution", name, what, f"pass a constant {name}")
     if isinstance(argument.value, DTensorSpec) and argument.source is not None:
         # Dynamo guards only the attributes that the region reads, here none.
         install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
@@ -395,9 +386,13 @@ def _captured(value: Any, source: Source | None, seen: set[int]) -> Iterator[tup
 
 
 def _refuse_local_map(what: str, instead: str) -> NoReturn:
+    _refuse("function on local tensors", "funcol.local_map.apply_local_map", what, instead)
+
+
+def _refuse(kind: str, context: str, what: str, instead: str) -> NoReturn:
     unimplemented(
-        gb_type="function on local tensors that cannot be traced",
-        context="funcol.local_map.apply_local_map",
+        gb_type=f"{kind} that cannot be traced",
+        context=context,
         explanation=f"funcol cannot trace {what}.",
         hints=[f"In the compiled region, {instead}; or call it outside."],
     )

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "async/async_tensor.h"
-#include "async/in_place_collectives.h"
 #include "async/wake_key.h"
 #include "support/fake_work.h"
 

@@ -1,5 +1,3 @@
-#include "async/outstanding.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "async/in_flight.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
 #include "support/fake_work.h"

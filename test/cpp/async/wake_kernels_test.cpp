@@ -1,6 +1,4 @@
 // The operators that have a kernel of their own at the wake key wait as the fallback does.
-#include "async/wake_kernels.h"
-
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
 #include <gtest/gtest.h>
@@ -16,6 +14,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/pending_collective.h"
+#include "async/wake_fallback.h"
 #include "async/wake_key.h"
 #include "support/fake_work.h"
 

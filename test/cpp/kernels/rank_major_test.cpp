@@ -241,16 +241,5 @@ TEST(Layout, AnEmptyTensorMayHaveNoMemory) {
   split_shards(nullptr, nullptr, {.num_ranks = 4, .outer = 3, .row_bytes = 0}, 0, 12);
 }
 
-TEST(Layout, ABuildWithoutCudaSaysSo) {
-  if (has_cuda_kernels()) {
-    GTEST_SKIP() << "this build has CUDA kernels";
-  }
-  const ShardShape shape = {.num_ranks = 2, .outer = 2, .row_bytes = 4};
-  EXPECT_STREQ(merge_shards_cuda(nullptr, nullptr, shape, nullptr),
-               split_shards_cuda(nullptr, nullptr, shape, nullptr));
-  EXPECT_NE(std::string(merge_shards_cuda(nullptr, nullptr, shape, nullptr)).find("no CUDA kernels"),
-            std::string::npos);
-}
-
 }  // namespace
 }  // namespace funcol::kernels::rank_major_test

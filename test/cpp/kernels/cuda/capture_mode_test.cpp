@@ -1,9 +1,8 @@
-#include "kernels/capture_mode.h"
-
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/needs_cuda.h"
+#include "kernels/cuda_library.h"
 
 namespace funcol::kernels::cuda_capture_mode_test {
 namespace {

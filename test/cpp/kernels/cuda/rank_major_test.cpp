@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/needs_cuda.h"
+#include "kernels/cuda_library.h"
 
 namespace funcol::kernels::cuda_rank_major_test {
 namespace {
@@ -110,11 +111,11 @@ class LayoutCudaOfAnyShape : public LayoutCuda, public ::testing::WithParamInter
 };
 
 TEST_P(LayoutCudaOfAnyShape, MergeEqualsTheCpuKernel) {
-  expect_equals_cpu(merge_shards_cuda, merge_shards, shape_);
+  expect_equals_cpu(cuda_library().functions->merge_shards, merge_shards, shape_);
 }
 
 TEST_P(LayoutCudaOfAnyShape, SplitEqualsTheCpuKernel) {
-  expect_equals_cpu(split_shards_cuda, split_shards, shape_);
+  expect_equals_cpu(cuda_library().functions->split_shards, split_shards, shape_);
 }
 
 std::string name_of_sizes(const ::testing::TestParamInfo<Sizes>& param) {
@@ -139,11 +140,11 @@ class LayoutCudaOfUnalignedMemory : public LayoutCuda, public ::testing::WithPar
 };
 
 TEST_P(LayoutCudaOfUnalignedMemory, MergeEqualsTheCpuKernel) {
-  expect_equals_cpu(merge_shards_cuda, merge_shards, shape_, in_offset_, out_offset_);
+  expect_equals_cpu(cuda_library().functions->merge_shards, merge_shards, shape_, in_offset_, out_offset_);
 }
 
 TEST_P(LayoutCudaOfUnalignedMemory, SplitEqualsTheCpuKernel) {
-  expect_equals_cpu(split_shards_cuda, split_shards, shape_, in_offset_, out_offset_);
+  expect_equals_cpu(cuda_library().functions->split_shards, split_shards, shape_, in_offset_, out_offset_);
 }
 
 std::string name_of_offsets(const ::testing::TestParamInfo<Offsets>& param) {
@@ -162,11 +163,11 @@ INSTANTIATE_TEST_SUITE_P(Offsets, LayoutCudaOfUnalignedMemory,
 constexpr ShardShape kManyVectors = {.num_ranks = 3, .outer = 1'000'003, .row_bytes = 3};
 
 TEST_F(LayoutCuda, MergeOfMoreVectorsThanThreadsEqualsTheCpuKernel) {
-  expect_equals_cpu(merge_shards_cuda, merge_shards, kManyVectors);
+  expect_equals_cpu(cuda_library().functions->merge_shards, merge_shards, kManyVectors);
 }
 
 TEST_F(LayoutCuda, SplitOfMoreVectorsThanThreadsEqualsTheCpuKernel) {
-  expect_equals_cpu(split_shards_cuda, split_shards, kManyVectors);
+  expect_equals_cpu(cuda_library().functions->split_shards, split_shards, kManyVectors);
 }
 
 // More bytes than 32-bit indexes can count. Rank 0 is all 1; rank 1 is all 2 and ends with 3.
@@ -187,7 +188,7 @@ TEST_F(LayoutCuda, MergeOfMoreThanTwoGibibytesIsRight) {
   ASSERT_STREQ(text_of(cudaMemsetAsync(in.data(), 1, half, stream_)), nullptr);
   ASSERT_STREQ(text_of(cudaMemsetAsync(in.data() + half, 2, half, stream_)), nullptr);
   ASSERT_STREQ(text_of(cudaMemsetAsync(in.data() + size - 1, 3, 1, stream_)), nullptr);
-  ASSERT_STREQ(merge_shards_cuda(in.data(), out.data(), shape, stream_), nullptr);
+  ASSERT_STREQ(cuda_library().functions->merge_shards(in.data(), out.data(), shape, stream_), nullptr);
   Bytes last(6);
   ASSERT_STREQ(text_of(cudaMemcpyAsync(last.data(), out.data() + size - 6, 6, cudaMemcpyDefault, stream_)),
                nullptr);
@@ -196,15 +197,17 @@ TEST_F(LayoutCuda, MergeOfMoreThanTwoGibibytesIsRight) {
 }
 
 TEST_F(LayoutCuda, AnEmptyTensorMayHaveNoMemory) {
-  EXPECT_STREQ(merge_shards_cuda(nullptr, nullptr, {.num_ranks = 4, .outer = 0, .row_bytes = 8}, stream_),
+  EXPECT_STREQ(cuda_library().functions->merge_shards(nullptr, nullptr,
+                                                      {.num_ranks = 4, .outer = 0, .row_bytes = 8}, stream_),
                nullptr);
-  EXPECT_STREQ(split_shards_cuda(nullptr, nullptr, {.num_ranks = 4, .outer = 3, .row_bytes = 0}, stream_),
+  EXPECT_STREQ(cuda_library().functions->split_shards(nullptr, nullptr,
+                                                      {.num_ranks = 4, .outer = 3, .row_bytes = 0}, stream_),
                nullptr);
 }
 
 TEST_F(LayoutCuda, AnErrorIsReturnedOnceAsText) {
   const ShardShape one_copy = {.num_ranks = 1, .outer = 1, .row_bytes = 16};
-  EXPECT_STREQ(merge_shards_cuda(nullptr, nullptr, one_copy, stream_),
+  EXPECT_STREQ(cuda_library().functions->merge_shards(nullptr, nullptr, one_copy, stream_),
                cudaGetErrorString(cudaErrorInvalidValue));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
@@ -215,12 +218,12 @@ TEST_F(LayoutCuda, AnErrorThatOtherCodeLeftIsNotTakenForTheKernels) {
   const DeviceMemory in(static_cast<size_t>(shape.num_bytes()));
   const DeviceMemory out(static_cast<size_t>(shape.num_bytes()));
   EXPECT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);
-  EXPECT_STREQ(merge_shards_cuda(in.data(), out.data(), shape, stream_), nullptr);
+  EXPECT_STREQ(cuda_library().functions->merge_shards(in.data(), out.data(), shape, stream_), nullptr);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
 }
 
 TEST(LayoutCudaBuild, HasCudaKernels) {
-  EXPECT_TRUE(has_cuda_kernels());
+  EXPECT_NE(cuda_library().functions, nullptr);
   EXPECT_STREQ(why_no_cuda_kernels(), nullptr);
 }
 

@@ -1,23 +1,62 @@
 // A tensor cut along one dim into one part a rank; parts may differ in size.
 //
 //   shape (5, 3), dim 0, sizes {2, 3}: rank 0 has rows 0-1, 6 elements; rank 1 rows 2-4, 9 elements
+//
+// Functions of SymInts keep symbols; a check of symbols becomes an assertion of the graph. ValueError naming
+// `op` where split_sizes do not fit.
 #pragma once
 
 #include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
 
 #include <vector>
 
-#include "comm/group_ptr.h"
+#include "comm/group_ref.h"
 
 namespace funcol {
+
+using SymSizes = std::vector<c10::SymInt>;
+
+// Parts of a whole of size `whole` along `dim`: split_sizes, which have to sum up to the whole; without them
+// equal shares, and the number of ranks has to divide the whole.
+SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+                        const c10d::ProcessGroup& group, const char* op);
+
+// Parts where this rank's has size `shard` along `dim`: split_sizes, whose entry for this rank has to be
+// `shard`; without them every rank's part has that size.
+SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+                         const c10d::ProcessGroup& group, const char* op);
+
+// Raises unless `split_sizes`, the argument of this name, has one size for each rank.
+void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const c10d::ProcessGroup& group,
+                       const char* op);
+
+// Raises unless this rank sends as many rows to itself as it receives from itself.
+void check_own_splits(at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                      const c10d::ProcessGroup& group, const char* op);
+
+c10::SymInt sum(c10::SymIntArrayRef sizes);
+
+// Parts of the shape of `like`, whose sizes may be symbols, but for their sizes along `dim`.
+struct TracedParts {
+  TracedParts(const at::Tensor& like, int64_t dim, SymSizes sizes);
+
+  // Concatenates `flat_parts`, the elements of each part, along `dim`.
+  at::Tensor concatenated(std::vector<at::Tensor> flat_parts) const;
+
+  int64_t dim;
+  SymSizes sizes;
+  SymSizes numels;
+  SymSizes shape;  // of any part, but for `dim`
+};
 
 class Parts {
  public:
   // Cuts a full tensor of this shape. Its size along `dim` is the sum of `sizes`; that of `shape` is ignored.
   Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes);
 
-  // Takes sizes as the ops do, checked as in part_sizes.h. The full tensor, which is cut, has `shape`.
+  // Takes sizes as the ops do, checked as in sizes_of_parts(). The full tensor, which is cut, has `shape`.
   static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
   // This rank's part has `shape`.

@@ -1,4 +1,4 @@
-#include "ops/shard_geometry.h"
+#include "ops/parts.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-namespace funcol::shard_geometry_test {
+namespace funcol::parts_test {
 namespace {
 
 GroupPtr group(int rank, int size) { return c10::make_intrusive<c10d::ProcessGroup>(rank, size); }
@@ -202,4 +202,4 @@ TEST(Parts, OfAWholeThatDoesNotDivideAreAValueError) {
 }
 
 }  // namespace
-}  // namespace funcol::shard_geometry_test
+}  // namespace funcol::parts_test

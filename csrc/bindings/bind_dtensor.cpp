@@ -24,7 +24,6 @@
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 #include "sharding/cost_table.h"
-#include "sharding/decision_counts.h"
 #include "sharding/local_sizes.h"
 #include "sharding/sharding_engine.h"
 #include "transfer/dtensors/distribute.h"

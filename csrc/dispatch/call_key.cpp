@@ -13,11 +13,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <string_view>
 
-#include "layout/hash.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
@@ -193,7 +191,9 @@ class CallReader {
       return read_all(value.toListRef());
     }
     if (value.isString()) {
-      return read_text(value.toStringRef());
+      call_.key.words.push_back(kText);
+      add_text(call_.key.words, value.toStringRef());
+      return Fate::kServed;
     }
     if (value.isDevice()) {
       const auto device = value.toDevice();
@@ -254,16 +254,6 @@ class CallReader {
       if (const auto fate = read(value, index++); fate != Fate::kServed) {
         return fate;
       }
-    }
-    return Fate::kServed;
-  }
-
-  Fate read_text(const std::string& text) {
-    add(kText, text.size());
-    for (size_t begin = 0; begin < text.size(); begin += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      memcpy(&word, text.data() + begin, std::min(text.size() - begin, sizeof word));
-      call_.key.words.push_back(word);
     }
     return Fate::kServed;
   }
@@ -346,29 +336,14 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
   return described;
 }
 
-namespace {
-
-template <typename Words>
-size_t hash_of(const Words& words) {
-  Hash hash;
-  hash.add_all(words);
-  return hash.value();
-}
-
-}  // namespace
-
 PyObject* Call::first_dtensor() const {
   const auto* const first =
       std::ranges::find_if(tensors, [](const auto& one) { return one.dtensor != nullptr; });
   return first == tensors.end() ? nullptr : first->dtensor;
 }
 
-size_t CallWords::hash() const { return hash_of(words); }
-
-size_t CallKey::hash() const { return hash_of(words_); }
-
 bool CallKey::is_on(uint64_t mesh_id) const {
-  return std::ranges::any_of(words_, [&](uint64_t word) { return is_id_on(word, mesh_id); });
+  return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
 Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,

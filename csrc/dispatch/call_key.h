@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout/heap_bytes.h"
+#include "layout/word_key.h"
 
 namespace funcol::python {
 
@@ -67,26 +67,21 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
 struct CallWords {
   c10::SmallVector<uint64_t, 24> words;
 
-  size_t hash() const;
+  size_t hash() const { return hash_of_words(words); }
 };
 
 // The words in a table.
-class CallKey {
- public:
-  CallKey(const CallWords& call) : words_(call.words.begin(), call.words.end()) {}  // NOLINT: tables convert
+struct CallKey : WordKey {
+  CallKey(const CallWords& call)
+      : WordKey{{call.words.begin(), call.words.end()}} {}  // NOLINT: tables convert
 
-  size_t hash() const;
-  size_t heap_bytes() const { return funcol::heap_bytes(words_); }
   // Returns true if a tensor is on the mesh, or by chance.
   bool is_on(uint64_t mesh_id) const;
 
   friend bool operator==(const CallKey&, const CallKey&) = default;
   friend bool operator==(const CallKey& a, const CallWords& b) {
-    return std::ranges::equal(a.words_, b.words);
+    return std::ranges::equal(a.words, b.words);
   }
-
- private:
-  std::vector<uint64_t> words_;
 };
 
 // A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.

@@ -14,7 +14,6 @@
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
-#include "sharding/decision_counts.h"
 
 namespace funcol::python {
 namespace {

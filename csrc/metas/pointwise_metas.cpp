@@ -6,14 +6,12 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
-#include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "layout/cache.h"
-#include "layout/hash.h"
 #include "metas/stack.h"
+#include "propagation/argument_words.h"
 
 namespace funcol {
 namespace {
@@ -41,47 +39,22 @@ at::Tensor of_one_element(const TensorMeta& meta) {
 
 // The operator, and all that the dtype of its result depends on: the default dtype, dtypes, which tensors
 // have no dims, and kinds of numbers.
-struct DtypeKey {
-  explicit DtypeKey(const OpCall& call)
-      : op(call.op), words{static_cast<uint64_t>(c10::get_default_dtype_as_scalartype())} {
-    for (const auto& meta : call.tensors) {
-      words.push_back(static_cast<uint64_t>(meta.dtype) << 1 | (meta.shape.empty() ? 1 : 0));
-    }
-    for (const auto& [name, argument] : call.args) {
-      add(argument);
-    }
+WordKey dtype_key(const OpCall& call) {
+  WordKey key{{static_cast<uint64_t>(c10::get_default_dtype_as_scalartype())}};
+  add_text(key.words, call.op);
+  for (const auto& meta : call.tensors) {
+    key.add(static_cast<uint64_t>(meta.dtype) << 1 | (meta.shape.empty() ? 1 : 0));
   }
-
-  void add(const Argument& argument) {
-    words.push_back(argument.value.index());
-    if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
-      words.push_back(static_cast<uint64_t>(*dtype));
-    } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
-      words.push_back(text->size());
-      words.insert(words.end(), text->begin(), text->end());
-    } else if (const auto* const list = std::get_if<Argument::List>(&argument.value)) {
-      words.push_back(list->size());
-      std::ranges::for_each(*list, [this](const Argument& element) { add(element); });
-    }
+  for (const auto& [name, argument] : call.args) {
+    add_argument(key, argument, [](const Argument& /*number*/) {});
   }
-
-  size_t hash() const {
-    Hash hash;
-    hash.add(std::hash<std::string>()(op));
-    hash.add_all(words);
-    return hash.value();
-  }
-  size_t heap_bytes() const { return funcol::heap_bytes(op) + funcol::heap_bytes(words); }
-  friend bool operator==(const DtypeKey&, const DtypeKey&) = default;
-
-  std::string op;
-  std::vector<uint64_t> words;
-};
+  return key;
+}
 
 at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
   static auto* const known =
-      new Cache<DtypeKey, at::ScalarType>(find_table("pointwise_dtypes"));  // NOLINT: outlives Python
-  DtypeKey key(call);
+      new Cache<WordKey, at::ScalarType>(find_table("pointwise_dtypes"));  // NOLINT: outlives Python
+  auto key = dtype_key(call);
   if (const auto* const dtype = known->find(key)) {
     return *dtype;
   }

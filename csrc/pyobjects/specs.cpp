@@ -4,7 +4,6 @@
 #include <torch/csrc/Size.h>
 
 #include <algorithm>
-#include <bit>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -13,7 +12,7 @@
 
 #include "compat/dtensor_spec.h"
 #include "layout/cache.h"
-#include "layout/hash.h"
+#include "layout/word_key.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtypes.h"
@@ -25,53 +24,17 @@
 namespace funcol::python {
 namespace {
 
-// The words of a layout, and of a spec on a mesh.
-std::vector<uint64_t> words_of(const Layout& layout) {
-  std::vector<uint64_t> words;
-  for (const auto& placement : layout.placements) {
-    words.push_back(static_cast<uint64_t>(placement.kind) | static_cast<uint64_t>(placement.op) << 8 |
-                    (placement.is_norm() ? 1 << 16 : 0) | static_cast<uint64_t>(placement.dim) << 32);
-    if (placement.is_shard()) {
-      words.push_back(static_cast<uint64_t>(placement.split_factor));
-    } else if (placement.is_norm()) {
-      words.push_back(std::bit_cast<uint64_t>(placement.norm.value));
-      words.push_back(placement.norm.is_integer ? 1 : 0);
-    }
-  }
-  if (layout.order != default_shard_order(layout.placements)) {
-    for (const auto& axes : layout.order) {
-      words.push_back(axes.size());
-      words.insert(words.end(), axes.begin(), axes.end());
-    }
-  }
-  return words;
-}
-
-struct SpecKey {
+struct SpecKey : WordKey {
   SpecKey(uint64_t mesh_id, const Spec& spec, bool strided_as_order) {
-    const auto& [meta, layout] = spec;
-    const auto of_layout = words_of(layout);
-    words.reserve(2 + 2 * meta.shape.size() + of_layout.size());
-    words.push_back(mesh_id);
-    words.push_back(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size() << 16 |
-                    layout.placements.size() << 1 | (strided_as_order ? 1 : 0));
-    words.insert(words.end(), meta.shape.begin(), meta.shape.end());
-    words.insert(words.end(), meta.stride.begin(), meta.stride.end());
-    words.insert(words.end(), of_layout.begin(), of_layout.end());
+    words.reserve(8 + 2 * spec.meta.shape.size() + 2 * spec.layout.placements.size());
+    add(mesh_id << 1 | (strided_as_order ? 1 : 0));
+    add(spec.meta);
+    add(spec.layout);
   }
 
-  size_t hash() const {
-    Hash hash;
-    hash.add_all(words);
-    return hash.value();
-  }
-  bool is_on(uint64_t mesh_id) const { return words[0] == mesh_id; }
+  bool is_on(uint64_t mesh_id) const { return words[0] >> 1 == mesh_id; }
   friend bool operator==(const SpecKey&, const SpecKey&) = default;
-
-  std::vector<uint64_t> words;
 };
-
-size_t heap_bytes(const SpecKey& key) { return funcol::heap_bytes(key.words); }
 
 uint64_t id_of_mesh(py::handle mesh) {
   static auto* const ids = new MeshTable<uint64_t>([](const uint64_t& id) { forget_mesh(id); });  // NOLINT
@@ -222,10 +185,10 @@ std::map<std::vector<uint64_t>, py::object>& specs_of_layouts() {
   return *known;
 }
 
-std::vector<uint64_t> words_of_spec(const Layout& layout, bool strided_as_order) {
-  auto words = words_of(layout);
-  words.push_back(strided_as_order ? 1 : 0);
-  return words;
+std::vector<uint64_t> words_of(const Layout& layout, bool strided_as_order) {
+  WordKey key{{strided_as_order ? 1U : 0U}};
+  key.add(layout);
+  return std::move(key.words);
 }
 
 // Returns a spec with the layout of `spec`, without mesh and tensor_meta: mostly that of an earlier spec,
@@ -234,7 +197,7 @@ py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   const auto own = copy(spec, {{interned<"mesh">(), py::none()},
                                {interned<"tensor_meta">(), py::none()},
                                {interned<"_hash">(), py::none()}});
-  auto words = words_of_spec(layout, compat::strided_shards_stand_for_order(spec));
+  auto words = words_of(layout, compat::strided_shards_stand_for_order(spec));
   const auto& earlier = specs_of_layouts().try_emplace(std::move(words), own).first->second;
   const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
                        are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
@@ -259,8 +222,8 @@ py::object to_python_meta(const TensorMeta& meta) {
 // null for another layout.
 py::object spec_of_known_layout(const Spec& spec, py::handle mesh) {
   auto& layouts = specs_of_layouts();
-  auto known = layouts.find(words_of_spec(spec.layout, true));
-  known = known == layouts.end() ? layouts.find(words_of_spec(spec.layout, false)) : known;
+  auto known = layouts.find(words_of(spec.layout, true));
+  known = known == layouts.end() ? layouts.find(words_of(spec.layout, false)) : known;
   if (known == layouts.end() || has_strided_shards(spec.layout)) {
     return {};
   }

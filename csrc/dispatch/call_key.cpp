@@ -311,9 +311,7 @@ bool equals_default(const c10::IValue& value, const c10::Argument& argument) {
 
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
   static uint64_t count = 0;
-  DescribedOperator described;
-  described.number = ++count;
-  described.name = op.operator_name();
+  DescribedOperator described{.handle = op, .name = op.operator_name(), .number = ++count};
   described.results = results_of(op);
   described.writes = op.schema().is_mutable();
   described.overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
@@ -346,10 +344,10 @@ bool CallKey::is_on(uint64_t mesh_id) const {
   return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-               size_t num_arguments, Call& call) {
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call) {
   CallReader reader(call);
   call.key.words.push_back(op->number);
+  const auto num_arguments = op->is_factor.size();
   const auto* const arguments = stack.data() + (stack.size() - num_arguments);
   for (size_t i = 0; i < num_arguments; ++i) {
     if (const auto fate = reader.read(arguments[i], i, op->is_factor[i]); fate != Fate::kServed) {

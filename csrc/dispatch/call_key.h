@@ -40,9 +40,10 @@ enum class Fate : uint8_t {
 struct DescribedOperator {
   enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
-  uint64_t number = 0;  // of this description, never used again
-  c10::OperatorName name{"", ""};
-  py::object overload;  // the OpOverload
+  c10::OperatorHandle handle;
+  c10::OperatorName name;  // which outlives what the handle refers to
+  uint64_t number;         // of this description, never used again
+  py::object overload;     // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
   bool lists_operands = false;  // PyTorch's rules list the tensors in lists
@@ -97,13 +98,23 @@ struct Call {
   CallWords key;
   c10::SmallVector<TensorArgument, 8> tensors;
 
+  const c10::FunctionSchema& schema() const { return op->handle.schema(); }
   // The first DTensor; there is one in every call that is read.
   PyObject* first_dtensor() const;
+  // The arguments on the stack, whose last ones they are.
+  at::ArrayRef<c10::IValue> arguments(const torch::jit::Stack& stack) const {
+    const auto count = schema().arguments().size();
+    return at::ArrayRef<c10::IValue>(stack.data() + (stack.size() - count), count);  // NOLINT: {} is a list
+  }
+  // A tensor of the call.
+  const at::Tensor& tensor(const torch::jit::Stack& stack, const TensorArgument& one) const {
+    const auto& value = arguments(stack)[one.place];
+    return one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor();
+  }
 };
 
 // Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-               size_t num_arguments, Call& call);
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call);
 
 // The arguments and keyword arguments with which PyTorch's dispatcher calls Python: those at their defaults
 // are left out at the end, and among keywords.

@@ -1,5 +1,3 @@
-#include "dispatch/composite_backward.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/zeros.h>
@@ -16,6 +14,7 @@
 #include "compat/autograd_node.h"
 #include "compat/compiled_node.h"
 #include "dispatch/call_key.h"
+#include "dispatch/composite_call.h"
 #include "dispatch/dtensor_node.h"
 #include "dispatch/fast_dispatch.h"
 #include "layout/cache.h"

@@ -19,7 +19,6 @@
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"
 #include "pyobjects/op_schemas.h"
-#include "pyobjects/spec_objects.h"
 
 namespace funcol::python {
 namespace {
@@ -132,20 +131,10 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     placements[axis] = to_python_placement(spec.layout.placements[axis], masked);
   }
-  return callback(Callback::kMakeSpec)(
+  return callback("make_spec")(
       mesh, placements, to_python_order(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
       py::tuple(py::cast(spec.meta.stride)), to_python(static_cast<at::ScalarType>(spec.meta.dtype)),
       has_strided_shards(spec.layout) ? py::object(py::bool_(strided_as_order)) : py::none());
-}
-
-Geometry geometry_of(py::handle spec) {
-  const auto meta = attribute<"tensor_meta">(spec);
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  const bool are_numbers =
-      read_ints(attribute<"shape">(meta), sizes) && read_ints(attribute<"stride">(meta), strides);
-  TORCH_INTERNAL_ASSERT(are_numbers);  // a spec that C++ has values for
-  return {sizes, strides};
 }
 
 // Returns the object that a spec keeps as its hash; null if it keeps none.
@@ -242,12 +231,73 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
     return *known;
   }
   auto spec = spec_of_known_layout(value, mesh);
-  auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, spec ? spec : make());
+  auto shared = std::make_shared<const SharedSpec>(mesh_id, value, spec ? spec : make());
   specs().put(std::move(key), shared);
   return shared;
 }
 
+// Compares values where the placements are of known kinds: Python's comparison takes ten times as long.
+bool are_same_placements(const py::object& one, const py::object& other) {
+  if (one.is(other)) {
+    return true;
+  }
+  try {
+    return to_placements(one) == to_placements(other);
+  } catch (const c10::Error&) {
+    return are_equal(one, other);
+  }
+}
+
 }  // namespace
+
+bool are_equal(const py::object& one, const py::object& other) {
+  const int result = one.is(other) ? 1 : PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
+  if (result < 0) {
+    throw py::error_already_set();
+  }
+  return result == 1;
+}
+
+bool hold_alike(py::handle spec, py::handle other) {
+  return spec.is(other) ||
+         (are_same_placements(attribute<"placements">(spec), attribute<"placements">(other)) &&
+          are_equal(attribute<"shard_order">(spec), attribute<"shard_order">(other)));
+}
+
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
+  if (!PyTuple_Check(tuple.ptr())) {
+    return false;
+  }
+  const auto count = PyTuple_GET_SIZE(tuple.ptr());
+  numbers.resize(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
+    if (!PyLong_CheckExact(number)) {
+      return false;
+    }
+    numbers[i] = PyLong_AsLongLong(number);
+  }
+  return true;
+}
+
+py::object meta_of(py::handle spec, const char* op) {
+  auto meta = attribute<"tensor_meta">(spec);
+  TORCH_CHECK_VALUE(
+      !meta.is_none(), "funcol::", op,
+      ": the source spec has no tensor_meta, so the shape of the whole tensor is not known. Pass a "
+      "DTensorSpec with tensor_meta.");
+  return meta;
+}
+
+std::vector<int64_t> shape_of(py::handle spec, const char* op) {
+  const auto shape = attribute<"shape">(meta_of(spec, op));
+  std::vector<int64_t> sizes;
+  for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
+    sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
+                                                  : py::int_(size).cast<int64_t>());
+  }
+  return sizes;
+}
 
 // Has the spec, and its copies from here on, found by its hash.
 void share_hash(PyObject* spec, const SharedSpec& shared) {
@@ -276,10 +326,10 @@ py::object copy_without_mesh(py::handle spec) {
 
 py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, {{interned<"mesh">(), mesh}}); }
 
-SharedSpec::SharedSpec(uint64_t mesh_id, const Layout& layout, const py::object& spec)
+SharedSpec::SharedSpec(uint64_t mesh_id, const Spec& value, const py::object& spec)
     : id(mesh_id << 40 | ++num_shared_specs),
-      geometry(geometry_of(spec)),
-      same_layout_(spec_of_layout(spec, layout)),
+      geometry(value.meta.shape, value.meta.stride),
+      same_layout_(spec_of_layout(spec, value.layout)),
       meta_(attribute<"tensor_meta">(spec)) {
   const auto hash = PyObject_Hash(spec.ptr());
   if (hash == -1) {

@@ -197,7 +197,7 @@ PyObject* py_pend(PyObject*, PyObject* object) {
 
 }  // namespace
 
-void bind_async(PyObject* module) {
+void bind_async(py::module m) {
   set_run_blocking(without_gil);
   set_is_capturing(is_capturing_a_cuda_graph);
   static PyMethodDef functions[] = {
@@ -209,8 +209,7 @@ void bind_async(PyObject* module) {
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
       {},
   };
-  add_functions(module, functions);
-  auto m = py::reinterpret_borrow<py::module>(module);
+  add_functions(m, functions);
   const auto at_exit = py::module_::import("atexit").attr("register");
   at_exit(py::cpp_function(note_exiting_thread));
   at_exit(py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));

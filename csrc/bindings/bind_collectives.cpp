@@ -1,8 +1,9 @@
-// The eager collectives. Each takes its arguments by position and returns pending tensors, or NotImplemented
-// where Python has to call the operators that a layer knows (see tensor_argument()).
+// The eager collectives, in-place collectives and point-to-point calls. Each takes its arguments by position.
+// All return NotImplemented where Python has to call the operators that a layer knows (see
+// tensor_argument()), and in-place ones also where Python has to call the functional collective. Collectives
+// return pending tensors.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/python_strings.h>
 
 #include "bindings/bindings.h"
 #include "bindings/collective_function.h"
@@ -13,6 +14,7 @@
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/in_place.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/meshes.h"
 
@@ -115,33 +117,53 @@ constexpr CollectiveFunction kReduceScatterCoalesced{
       check_reduce_scatter(inputs, reduce_op, dims, *group, "reduce_scatter_tensor_coalesced");
     }};
 
-PyObject* set_resolver(PyObject*, PyObject* resolver) {
-  set_group_resolver(resolver);
-  Py_RETURN_NONE;
-}
+// In-place collectives return None after they have written into their destinations.
 
-PyObject* remember(PyObject*, PyObject* enabled) {
-  remember_groups(enabled == Py_True);
+using at::Tensor;
+using at::TensorList;
+
+constexpr DirectFunction kAllReduceInto{"all_reduce", {}, all_reduce_into};
+constexpr DirectFunction kBroadcastInto{"broadcast", {"src"}, broadcast_into};
+
+constexpr DirectFunction kAllGatherInto{
+    "all_gather_tensor", {}, +[](const Tensor& input, const Tensor& out, const GroupPtr& group) {
+      return out.defined() && all_gather_into(out, input, group);
+    }};
+
+constexpr DirectFunction kReduceScatterInto{
+    "reduce_scatter_tensor",
+    {},
+    +[](const Tensor& input, const Tensor& out, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+      return out.defined() && reduce_scatter_into(out, input, reduce_op, group);
+    }};
+
+constexpr DirectFunction kAllGatherIntoList{
+    "all_gather_tensor", {}, +[](const Tensor& input, TensorList outs, const GroupPtr& group) {
+      return !outs.empty() && all_gather_into_list(outs, input, group);
+    }};
+
+constexpr DirectFunction kReduceScatterListInto{
+    "reduce_scatter_tensor",
+    {},
+    +[](TensorList inputs, const Tensor& out, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+      return out.defined() && reduce_scatter_list_into(out, inputs, reduce_op, group);
+    }};
+
+constexpr DirectFunction kSend{
+    "isend",
+    {"dst", "tag"},
+    +[](const Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
+      return starts_here(tensor) ? as_sole_pending(start_send(tensor, destination, tag, group)) : Tensor();
+    }};
+
+constexpr DirectFunction kReceive{
+    "irecv", {"src", "tag"}, +[](const Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
+      return starts_here(tensor) ? as_received(start_receive(tensor, source, tag, group), {0})[0] : Tensor();
+    }};
+
+void remember(bool enabled) {
+  remember_groups(enabled);
   forget_groups();
-  Py_RETURN_NONE;
-}
-
-PyObject* check_agreement_of_ranks(PyObject*, PyObject* begin) {
-  check_agreement(begin == Py_True);
-  Py_RETURN_NONE;
-}
-
-PyObject* forget_found_groups(PyObject*, PyObject*) {
-  forget_groups();
-  Py_RETURN_NONE;
-}
-
-template <void (*note)(const std::string&)>
-PyObject* note_name(PyObject*, PyObject* name) {
-  HANDLE_TH_ERRORS
-  note(THPUtils_unpackString(name));
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 // These two also empty the caches of DTensors: they keep meshes, and so groups with their threads and
@@ -151,17 +173,14 @@ void note_removed(const std::string& name) {
   forget_mesh_of(name);
 }
 
-PyObject* note_all_removed(PyObject*, PyObject*) {
-  HANDLE_TH_ERRORS
+void note_all_removed() {
   note_all_groups_removed();
   clear_tables();
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace
 
-void bind_collectives(PyObject* module) {
+void bind_collectives(py::module m) {
   static PyMethodDef functions[] = {
       fast<collective_function<kAllReduce>>("all_reduce"),
       fast<collective_function<kAllGather>>("all_gather_tensor"),
@@ -176,16 +195,24 @@ void bind_collectives(PyObject* module) {
       fast<collective_function<kAllReduceCoalesced>>("all_reduce_coalesced"),
       fast<collective_function<kAllGatherCoalesced>>("all_gather_into_tensor_coalesced"),
       fast<collective_function<kReduceScatterCoalesced>>("reduce_scatter_tensor_coalesced"),
-      {"set_group_resolver", set_resolver, METH_O, nullptr},
-      {"remember_groups", remember, METH_O, nullptr},
-      {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},
-      {"forget_groups", forget_found_groups, METH_NOARGS, nullptr},
-      {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
-      {"note_group_removed", note_name<note_removed>, METH_O, nullptr},
-      {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
+      fast<collective_function<kAllReduceInto>>("all_reduce_into"),
+      fast<collective_function<kBroadcastInto>>("broadcast_into"),
+      fast<collective_function<kAllGatherInto>>("all_gather_into"),
+      fast<collective_function<kReduceScatterInto>>("reduce_scatter_into"),
+      fast<collective_function<kAllGatherIntoList>>("all_gather_into_list"),
+      fast<collective_function<kReduceScatterListInto>>("reduce_scatter_list_into"),
+      fast<collective_function<kSend>>("isend"),
+      fast<collective_function<kReceive>>("irecv"),
       {},
   };
-  add_functions(module, functions);
+  add_functions(m, functions);
+  m.def("set_group_resolver", [](py::handle resolver) { set_group_resolver(resolver.ptr()); });
+  m.def("remember_groups", remember);
+  m.def("check_agreement", check_agreement);
+  m.def("forget_groups", forget_groups);
+  m.def("note_group_added", note_group_added);
+  m.def("note_group_removed", note_removed);
+  m.def("note_all_groups_removed", note_all_removed);
 }
 
 }  // namespace funcol::python

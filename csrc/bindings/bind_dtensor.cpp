@@ -1,4 +1,4 @@
-// csrc/dispatch, csrc/sharding and csrc/transfer/dtensors for Python. Fast functions return NotImplemented
+// csrc/dispatch and csrc/transfer/dtensors for Python. Fast functions return NotImplemented
 // where PyTorch's own function has to run.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -23,11 +23,10 @@
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
-#include "sharding/cost_table.h"
-#include "sharding/decision_counts.h"
-#include "sharding/local_sizes.h"
 #include "sharding/sharding_engine.h"
 #include "transfer/dtensors/distribute.h"
+#include "transfer/dtensors/full_tensor_stream.h"
+#include "transfer/dtensors/owner_transfer.h"
 #include "transfer/dtensors/rank_transfer.h"
 #include "transfer/dtensors/redistribute_batch.h"
 #include "transfer/dtensors/redistribute_local_tensor.h"
@@ -36,135 +35,103 @@
 namespace funcol::python {
 namespace {
 
-std::optional<CostModel> model_argument(PyObject* model) {
-  return model == Py_None ? std::nullopt : std::optional(py::handle(model).cast<CostModel>());
-}
-
-std::optional<int64_t> bound_argument(PyObject* bound, const char* op) {
-  return bound == Py_None ? std::nullopt : std::optional(int_argument(bound, "max_bytes", op));
-}
-
-RedistributionOptions redistribution_options(PyObject* async_op, PyObject* model, PyObject* bound,
+RedistributionOptions redistribution_options(bool async_op, py::handle model, py::handle max_bytes,
                                              const char* op) {
-  return {async_op == Py_True, model_argument(model), bound_argument(bound, op)};
+  RedistributionOptions options{.async_op = async_op};
+  if (!model.is_none()) {
+    options.model = model.cast<CostModel>();
+  }
+  if (!max_bytes.is_none()) {
+    options.max_bytes = int_argument(max_bytes.ptr(), "max_bytes", op);
+  }
+  return options;
 }
 
-bool is_dtype_or_none(PyObject* object) { return object == Py_None || THPDtype_Check(object); }
+bool is_dtype_or_none(py::handle object) { return object.is_none() || THPDtype_Check(object.ptr()); }
 
-py::list list_argument(PyObject* list) { return py::reinterpret_borrow<py::list>(list); }
-
-// (dtensor, mesh or None, placements, shard order or None, forward_dtype, backward_dtype, async_op, model,
-// max_bytes)
-PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
+// `mesh` and `order`, a shard order, may be None.
+py::object redistribute_dtensor(py::handle dtensor, py::handle mesh, py::handle placements, py::handle order,
+                                py::handle forward_dtype, py::handle backward_dtype, bool async_op,
+                                py::handle model, py::handle max_bytes) {
   constexpr auto kOp = "redistribute";
-  check_count(count, 9, kOp);
   const bool is_on_mesh =
-      is_dtensor(args[0]) && (args[1] == Py_None || attribute<"device_mesh">(args[0]).ptr() == args[1]);
-  if (!is_on_mesh || !is_dtype_or_none(args[4]) || !is_dtype_or_none(args[5])) {
-    return not_implemented();
+      is_dtensor(dtensor) && (mesh.is_none() || attribute<"device_mesh">(dtensor).is(mesh));
+  if (!is_on_mesh || !is_dtype_or_none(forward_dtype) || !is_dtype_or_none(backward_dtype)) {
+    return {};
   }
-  const auto forward_dtype = to_optional_dtype(args[4], kOp);
-  const auto placements = py::reinterpret_borrow<py::object>(args[2]);
-  const auto order = py::reinterpret_borrow<py::object>(args[3]);
-  return or_not_implemented(redistribute(
-      args[0], {placements, order, forward_dtype, forward_dtype, to_optional_dtype(args[5], kOp)},
-      redistribution_options(args[6], args[7], args[8], kOp)));
-  END_HANDLE_TH_ERRORS
+  const auto forward = to_optional_dtype(forward_dtype, kOp);
+  return redistribute(
+      dtensor,
+      {py::reinterpret_borrow<py::object>(placements), py::reinterpret_borrow<py::object>(order), forward,
+       forward, to_optional_dtype(backward_dtype, kOp)},
+      redistribution_options(async_op, model, max_bytes, kOp));
 }
 
 PyObject* layers_are_active(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(has_active_layers() ? 1 : 0);
 }
 
-// (local, source spec, target spec, async_op, model, max_bytes, is_explicit, lenient)
-PyObject* redistribute_local_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
+py::object redistribute_local_tensor(py::handle local, py::handle src_spec, py::handle dst_spec,
+                                     bool async_op, py::handle model, py::handle max_bytes, bool is_explicit,
+                                     bool lenient) {
   constexpr auto kOp = "redistribute_local_tensor";
-  check_count(count, 8, kOp);
-  TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", type_name(args[0]),
+  TORCH_CHECK_TYPE(THPVariable_Check(local.ptr()), "funcol::", kOp, ": got a ", type_name(local),
                    " where a tensor belongs.");
-  return or_not_implemented(redistribute_local(
-      args[0], args[1], args[2],
-      {redistribution_options(args[3], args[4], args[5], kOp), args[6] == Py_True, args[7] == Py_True}));
-  END_HANDLE_TH_ERRORS
+  return redistribute_local(local, src_spec, dst_spec,
+                            {redistribution_options(async_op, model, max_bytes, kOp), is_explicit, lenient});
 }
 
-// (locals, source specs, target specs, async_op, model, max_bytes, is_explicit)
-PyObject* redistribute_local_tensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 7, "redistribute_many");
-  return redistribute_locals(list_argument(args[0]), list_argument(args[1]), list_argument(args[2]),
-                             redistribution_options(args[3], args[4], args[5], "redistribute_many"),
-                             args[6] == Py_True)
-      .release()
-      .ptr();
-  END_HANDLE_TH_ERRORS
+py::object redistribute_local_tensors(const py::list& locals, const py::list& src_specs,
+                                      const py::list& dst_specs, bool async_op, py::handle model,
+                                      py::handle max_bytes, bool is_explicit) {
+  return redistribute_locals(locals, src_specs, dst_specs,
+                             redistribution_options(async_op, model, max_bytes, "redistribute_many"),
+                             is_explicit);
 }
 
 // True if a gradient is to be recorded. TypeError unless the object is a DTensor.
-bool check_dtensors(PyObject* list) {
+bool check_dtensors(const py::list& list) {
   bool needs_gradient = false;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    auto* const object = PyList_GET_ITEM(list, i);
-    TORCH_CHECK_TYPE(PyObject_TypeCheck(object, dtensor_type()), "funcol::redistribute_many: got a ",
+  for (const auto object : list) {
+    TORCH_CHECK_TYPE(PyObject_TypeCheck(object.ptr(), dtensor_type()), "funcol::redistribute_many: got a ",
                      type_name(object), ", expected DTensors.");
-    needs_gradient = needs_gradient || THPVariable_Unpack(object).requires_grad();
+    needs_gradient = needs_gradient || THPVariable_Unpack(object.ptr()).requires_grad();
   }
   return needs_gradient && at::GradMode::is_enabled();
 }
 
-// (DTensors, tuple of placements for each, async_op, model, max_bytes); None if a gradient is to be recorded
-// or a layer watches.
-PyObject* redistribute_dtensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 5, "redistribute_many");
-  if (check_dtensors(args[0])) {
-    Py_RETURN_NONE;
-  }
-  return or_not_implemented(
-      redistribute_many(list_argument(args[0]), list_argument(args[1]),
-                        redistribution_options(args[2], args[3], args[4], "redistribute_many")));
-  END_HANDLE_TH_ERRORS
+// `placements`: a tuple for each DTensor. None if a gradient is to be recorded or a layer watches.
+py::object redistribute_dtensors(const py::list& dtensors, const py::list& placements, bool async_op,
+                                 py::handle model, py::handle max_bytes) {
+  return check_dtensors(dtensors)
+             ? py::none()
+             : redistribute_many(dtensors, placements,
+                                 redistribution_options(async_op, model, max_bytes, "redistribute_many"));
 }
 
-// (tensor, mesh, placements or None, src_data_rank or None); the tensor is a leaf on the mesh's device.
-PyObject* distribute(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  constexpr auto kOp = "distribute_tensor";
-  check_count(count, 4, kOp);
+// `tensor` is a leaf on the mesh's device; `placements` and `src_data_rank` may be None.
+py::object distribute(py::handle tensor, py::handle mesh, py::handle placements, py::handle src_data_rank) {
   const auto source =
-      args[3] == Py_None ? std::nullopt : std::optional(int_argument(args[3], "src_data_rank", kOp));
-  return or_not_implemented(distribute_tensor(THPVariable_Unpack(args[0]), args[1], args[2], source));
-  END_HANDLE_TH_ERRORS
+      src_data_rank.is_none()
+          ? std::nullopt
+          : std::optional(int_argument(src_data_rank.ptr(), "src_data_rank", "distribute_tensor"));
+  return distribute_tensor(THPVariable_Unpack(tensor.ptr()), mesh, placements, source);
 }
 
-void bind_fast_functions(PyObject* module) {
+void bind_fast_functions(py::module m) {
   static PyMethodDef functions[] = {
       forwarded<to_local, "dtensor_to_local">(),
       forwarded<from_local, "dtensor_from_local">(),
-      fast<redistribute_dtensor>("redistribute_dtensor"),
+      forwarded<redistribute_dtensor, "redistribute_dtensor">(),
       forwarded<full_tensor, "dtensor_full_tensor">(),
-      fast<redistribute_local_tensor>("redistribute_local_tensor"),
-      fast<redistribute_local_tensors>("redistribute_local_tensors"),
-      fast<redistribute_dtensors>("redistribute_many"),
-      fast<distribute>("distribute_tensor"),
+      forwarded<redistribute_local_tensor, "redistribute_local_tensor">(),
+      forwarded<redistribute_local_tensors, "redistribute_local_tensors">(),
+      forwarded<redistribute_dtensors, "redistribute_many">(),
+      forwarded<distribute, "distribute_tensor">(),
       {"has_active_layers", layers_are_active, METH_NOARGS, nullptr},
       {},
   };
-  add_functions(module, functions);
-}
-
-void bind_local_sizes(py::module m) {
-  py::class_<LocalSizePlaces>(m, "LocalSizeArgs")
-      .def_readonly("shape", &LocalSizePlaces::shape)
-      .def_readonly("stride", &LocalSizePlaces::stride)
-      .def_readonly("batch_channels_pixels", &LocalSizePlaces::batch_channels_pixels)
-      .def_readonly("squeezed_dims", &LocalSizePlaces::squeezed_dims);
-  m.def("local_size_args", local_size_places, py::arg("op"));
-  m.def("local_shape_of", local_shape_of, py::arg("spec"), py::arg("shape"));
-  m.def("shard_cuts", shard_cuts, py::arg("spec"), py::arg("num_dims"));
-  m.def("uneven_axes", uneven_axes, py::arg("spec"), py::arg("shape"));
+  add_functions(m, functions);
 }
 
 std::map<std::string, size_t> of_tables(size_t Table::*member) {
@@ -207,35 +174,44 @@ void bind_native_operators(py::module m) {
         [](const std::string& name, size_t bytes) { set_table_limit(find_table(name), bytes); });
 }
 
+// Many weights at once: full tensors one by one, and tensors on owners.
+void bind_weights(py::module m) {
+  m.attr("EVERY_RANK") = kEveryRank;
+  m.attr("NO_RANK") = kNoRank;
+  py::class_<FullTensorBucket>(m, "FullTensorBucket")
+      .def(py::init<>())
+      .def(
+          "add",
+          [](FullTensorBucket& bucket, py::handle dtensor, int64_t holder, py::handle dtype, int64_t most) {
+            return bucket.add(dtensor, holder,
+                              dtype.is_none() ? std::nullopt : std::optional(to_dtype(dtype)), most);
+          },
+          py::arg("dtensor"), py::arg("holder"), py::arg("dtype"), py::arg("most"))
+      .def("start", &FullTensorBucket::start)
+      .def("take", &FullTensorBucket::take);
+  m.def(
+      "move_to_owners",
+      [](const py::list& dtensors, const std::vector<int64_t>& owners, bool async_op,
+         std::optional<int64_t> max_bytes) {
+        return move_to_owners(dtensors, owners, {async_op, max_bytes});
+      },
+      py::arg("dtensors"), py::arg("owners"), py::arg("async_op"), py::arg("max_bytes"));
+  m.def(
+      "move_from_owners",
+      [](const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
+         const py::list& placements, bool async_op, std::optional<int64_t> max_bytes) {
+        return move_from_owners(wholes, specs, owners, placements, {async_op, max_bytes});
+      },
+      py::arg("wholes"), py::arg("specs"), py::arg("owners"), py::arg("placements"), py::arg("async_op"),
+      py::arg("max_bytes"));
+}
+
 }  // namespace
 
-void bind_dtensor(PyObject* module) {
-  bind_fast_functions(module);
-  auto m = py::reinterpret_borrow<py::module>(module);
-  bind_local_sizes(m);
-  py::class_<UpstreamRules>(m, "UpstreamRules")
-      .def(py::init<py::object, py::dict, py::dict>(), py::arg("base"), py::arg("own"), py::arg("replaced"))
-      .def("is_in_cpp", &UpstreamRules::is_in_cpp, py::arg("op"))
-      .def("clear", &UpstreamRules::clear);
-  m.def("count_decision", count_decision, py::arg("op"), py::arg("reason"));
-  m.def("decision_counts", decision_counts);
-  m.def("forget_decision_counts", forget_decision_counts);
-  py::class_<ShardingEngine>(m, "ShardingEngine")
-      .def(py::init<std::optional<CostModel>, size_t, bool>(), py::arg("model"), py::arg("capacity"),
-           py::arg("moves_keywords") = false)
-      .def("propagate", &ShardingEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
-           py::arg("whole"), py::arg("assemble"), py::arg("remember"))
-      .def("propagate_as_pytorch", &ShardingEngine::propagate_as_pytorch, py::arg("op_schema"),
-           py::arg("rules"), py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"),
-           py::arg("remember"))
-      .def("strategies", &ShardingEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
-      .def("time_decision", &ShardingEngine::time_decision, py::arg("op_schema"), py::arg("count"))
-      .def("leave", &ShardingEngine::leave, py::arg("op"))
-      .def("clear", &ShardingEngine::clear)
-      .def("info", &ShardingEngine::info);
-  m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
-        py::arg("model"));
+void bind_dtensor(py::module m) {
+  bind_fast_functions(m);
   m.def("clear_tables", clear_tables);
+  bind_weights(m);
   bind_native_operators(m);
 }
 

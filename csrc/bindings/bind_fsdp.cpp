@@ -78,7 +78,7 @@ PyObject* is_profiled(PyObject* /*module*/, PyObject* /*unused*/) {
 
 }  // namespace
 
-void bind_fsdp(PyObject* module) {
+void bind_fsdp(py::module m) {
   static PyMethodDef functions[] = {
       fast<know_fully_shard>("know_fully_shard"),
       {"is_profiled", is_profiled, METH_NOARGS, nullptr},
@@ -101,7 +101,7 @@ void bind_fsdp(PyObject* module) {
       forwarded<fsdp_post_backward, "fsdp_post_backward">(),
       {},
   };
-  add_functions(module, functions);
+  add_functions(m, functions);
 }
 
 }  // namespace funcol::python

@@ -73,8 +73,7 @@ void check_mesh_group(py::handle mesh, const std::string& name, const std::strin
 
 }  // namespace
 
-void bind_in_flight(PyObject* module) {
-  auto m = py::reinterpret_borrow<py::module>(module);
+void bind_in_flight(py::module m) {
   py::class_<InFlight>(m, "InFlight")
       .def_property_readonly("op", [](const InFlight& self) { return std::string(self.op); })
       .def_property_readonly("group", [](const InFlight& self) { return self.group.name(); })

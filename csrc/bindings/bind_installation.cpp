@@ -1,9 +1,12 @@
-// C++ functions for funcol.install() and the legacy operators. They keep the GIL; see ops/core_kernels.h.
+// C++ functions for funcol.install() and the legacy operators, and the facts that `python -m funcol info` and
+// `python -m funcol run` print. They keep the GIL; see ops/core_kernels.h.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,7 +19,9 @@
 #include "bindings/fast_functions.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
+#include "kernels/cuda_library.h"
 #include "ops/core_kernels.h"
+#include "transfer/executor.h"
 
 namespace funcol::python {
 namespace {
@@ -124,10 +129,27 @@ void remove_pending_instances() {
   }
 }
 
+// Dispatch key -> the funcol ops that have a kernel of their own for it.
+std::map<std::string, std::vector<std::string>> registered_kernels() {
+  using Key = c10::DispatchKey;
+  std::map<std::string, std::vector<std::string>> kernels;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with("funcol::")) {
+      continue;
+    }
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    for (const auto key : {Key::CPU, Key::CUDA, Key::Meta, Key::Autograd, Key::CompositeExplicitAutograd}) {
+      if (op && op->hasKernelForDispatchKey(key)) {
+        kernels[c10::toString(key)].push_back(name.name);
+      }
+    }
+  }
+  return kernels;
+}
+
 }  // namespace
 
-void bind_installation(PyObject* module) {
-  auto m = py::reinterpret_borrow<py::module>(module);
+void bind_installation(py::module m) {
   m.def("set_ranks_resolver", set_python_ranks_resolver);
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
   m.def("install_core_kernels", install_core_kernels);
@@ -138,6 +160,12 @@ void bind_installation(PyObject* module) {
   m.def("replace_errors", replace_all_errors);
   m.def("install_pending_instances", torch::wrap_pybind_function(install_pending_instances));
   m.def("remove_pending_instances", remove_pending_instances);
+  m.def("registered_kernels", registered_kernels);
+  m.def("redistribution_counts", [] {
+    const auto counts = redistribution_counts();
+    return py::make_tuple(counts.number, counts.bytes);
+  });
+  m.def("why_no_cuda_kernels", kernels::why_no_cuda_kernels);
 }
 
 }  // namespace funcol::python

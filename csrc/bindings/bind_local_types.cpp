@@ -53,54 +53,33 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-py::object argument(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
-
 // The fields of TypeChecker, in order; none end it.
-PyObject* set_type_checker(PyObject*, Args args, Py_ssize_t count) {
+PyObject* set_checker(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
+  const auto argument = [&](size_t i) { return py::reinterpret_borrow<py::object>(args[i]); };
   if (count == 0) {
-    python::set_type_checker({});
+    set_type_checker({});
   } else {
     check_count(count, 7, "set_type_checker");
-    python::set_type_checker({argument(args[0]), argument(args[1]), argument(args[2]), argument(args[3]),
-                              argument(args[4]), argument(args[5]), argument(args[6])});
+    set_type_checker(
+        {argument(0), argument(1), argument(2), argument(3), argument(4), argument(5), argument(6)});
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// (mode, func, types, args, kwargs)
-PyObject* check_types(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 5, "check_types");
-  return python::check_types(args[0], args[1], args[2], args[3], args[4]).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
-// (own, tensor, types, options)
-PyObject* assert_type(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 4, "assert_type");
-  return or_not_implemented(python::assert_type(args[0], args[1], args[2], args[3]));
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* count_checked_types(PyObject* /*module*/, PyObject* /*unused*/) {
-  return PyLong_FromSize_t(num_checked_types());
-}
-
 }  // namespace
 
-void bind_local_types(PyObject* module) {
+void bind_local_types(py::module m) {
   static PyMethodDef functions[] = {
       fast<change_local_type>("change_local_type"),
-      fast<set_type_checker>("set_type_checker"),
-      fast<check_types>("check_types"),
-      fast<assert_type>("assert_type"),
-      {"num_checked_types", count_checked_types, METH_NOARGS, nullptr},
+      fast<set_checker>("set_type_checker"),
+      forwarded<check_types, "check_types">(),
+      forwarded<assert_type, "assert_type">(),
       {},
   };
-  add_functions(module, functions);
+  add_functions(m, functions);
+  m.def("num_checked_types", num_checked_types);
 }
 
 }  // namespace funcol::python

@@ -147,8 +147,7 @@ void bind_plan(py::module m) {
 
 }  // namespace
 
-void bind_mesh_changes(PyObject* module) {
-  auto m = py::reinterpret_borrow<py::module>(module);
+void bind_mesh_changes(py::module m) {
   bind_transfer(m);
   bind_plan(m);
   m.def(

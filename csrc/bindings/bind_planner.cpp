@@ -212,8 +212,7 @@ void bind_plans(py::module m) {
 
 }  // namespace
 
-void bind_planner(PyObject* module) {
-  const auto m = py::reinterpret_borrow<py::module>(module);
+void bind_planner(py::module m) {
   bind_mesh(m);
   bind_cost_models(m);
   bind_plans(m);

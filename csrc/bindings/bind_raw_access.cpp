@@ -75,7 +75,7 @@ void wrap_method(const char* name) {
 
 }  // namespace
 
-void bind_raw_access(PyObject* /*module*/) {
+void bind_raw_access(py::module /*m*/) {
   wrap_method<&original_new>("new");
   wrap_method<&original_new_tensor>("new_tensor");
   const auto data = descriptor("data");

@@ -8,21 +8,17 @@
 
 namespace funcol::python {
 
-void bind_collectives(PyObject* module);
-void bind_in_place(PyObject* module);
-void bind_local_types(PyObject* module);
-void bind_async(PyObject* module);
-void bind_in_flight(PyObject* module);
-void bind_raw_access(PyObject* module);
-void bind_installation(PyObject* module);
-void bind_planner(PyObject* module);
-void bind_info(PyObject* module);
-void bind_propagation(PyObject* module);
-void bind_pyobjects(PyObject* module);
-void bind_dtensor(PyObject* module);
-void bind_mesh_changes(PyObject* module);
-void bind_fsdp(PyObject* module);
-void bind_weights(PyObject* module);
+void bind_collectives(py::module m);
+void bind_local_types(py::module m);
+void bind_async(py::module m);
+void bind_in_flight(py::module m);
+void bind_raw_access(py::module m);
+void bind_installation(py::module m);
+void bind_planner(py::module m);
+void bind_propagation(py::module m);
+void bind_dtensor(py::module m);
+void bind_mesh_changes(py::module m);
+void bind_fsdp(py::module m);
 
 inline py::tuple tuple_of(const std::vector<int64_t>& values) { return py::cast(values).cast<py::tuple>(); }
 

@@ -56,6 +56,32 @@ struct ArgumentReader {
 template <typename Native>
 class ArgumentOf;
 
+// A plain tensor; undefined for another one.
+template <>
+class ArgumentOf<const at::Tensor&> {
+ public:
+  explicit ArgumentOf(ArgumentReader& reader) : value_(tensor_argument(reader.next(), reader.op)) {}
+  const at::Tensor& native() const { return value_; }
+
+ private:
+  at::Tensor value_;
+};
+
+// A list of plain tensors; empty for other lists.
+template <>
+class ArgumentOf<at::TensorList> {
+ public:
+  explicit ArgumentOf(ArgumentReader& reader) {
+    if (!tensors_argument(reader.next(), values_, reader.op)) {
+      values_.clear();
+    }
+  }
+  at::TensorList native() const { return values_; }
+
+ private:
+  std::vector<at::Tensor> values_;
+};
+
 template <>
 class ArgumentOf<const c10d::ReduceOp&> {
  public:
@@ -131,51 +157,86 @@ constexpr size_t position_of_group() {
   return position;
 }
 
-// Without the GIL while the collective starts: it may copy, and take locks.
-template <typename Inputs, typename Call, typename... Native>
-PyObject* call_with(const CollectiveFunction<Inputs, Call, Native...>& function, Inputs inputs, Args args) {
+// Calls `use` with the arguments that follow the inputs, each as an ArgumentOf.
+template <typename... Native, typename Use>
+PyObject* with_arguments(at::TensorList inputs, Args args, const char* op, const char* const* numbers,
+                         const Use& use) {
   if (is_shape_only(inputs, args[1 + position_of_group<Native...>()])) {
     return not_implemented();
   }
-  ArgumentReader reader{args + 1, function.op, function.numbers.data()};
+  ArgumentReader reader{args + 1, op, numbers};
   const std::tuple<ArgumentOf<Native>...> arguments{ArgumentOf<Native>(reader)...};
-  return std::apply(
-      [&](const auto&... argument) {
-        const auto started = [&] {
-          auto start = function.start(inputs, argument.native()...);
-          if constexpr (std::is_same_v<Inputs, at::TensorList>) {
-            return as_pending(std::move(start));
-          } else {
-            return as_sole_pending(std::move(start));
-          }
-        };
-        const auto result = [&] {
-          const WithoutGil no_gil;
-          if (starts_here(inputs)) {
-            return started();
-          }
-          if (function.check != nullptr) {
-            function.check(inputs, argument.native()...);
-          }
-          return function.call(inputs, argument.for_operator()...);
-        };
-        return to_python(result()).release().ptr();
-      },
-      arguments);
+  return std::apply(use, arguments);
 }
 
+// Calls `call` with the inputs of a function: a tensor, or a list of them.
+template <typename Inputs, typename Call>
+PyObject* with_inputs_of(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
+  if constexpr (std::is_same_v<Inputs, at::TensorList>) {
+    return with_inputs(args, count, expected, op, call);
+  } else {
+    return with_input(args, count, expected, op, call);
+  }
+}
+
+// Without the GIL while the collective starts: it may copy, and take locks.
 template <typename Inputs, typename Call, typename... Native>
 PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& function, Args args,
                           Py_ssize_t count) {
   constexpr Py_ssize_t kExpected = 2 + sizeof...(Native);  // the inputs, the tag
-  if constexpr (std::is_same_v<Inputs, at::TensorList>) {
-    return with_inputs(args, count, kExpected, function.op,
-                       [&](at::TensorList inputs) { return call_with(function, inputs, args); });
-  } else {
-    return with_input(args, count, kExpected, function.op, [&](const at::Tensor& input) {
-      return call_with<const at::Tensor&>(function, input, args);
-    });
-  }
+  return with_inputs_of<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
+    const auto call = [&](const auto&... argument) {
+      const auto started = [&] {
+        auto start = function.start(inputs, argument.native()...);
+        if constexpr (std::is_same_v<Inputs, at::TensorList>) {
+          return as_pending(std::move(start));
+        } else {
+          return as_sole_pending(std::move(start));
+        }
+      };
+      const auto result = [&] {
+        const WithoutGil no_gil;
+        if (starts_here(inputs)) {
+          return started();
+        }
+        if (function.check != nullptr) {
+          function.check(inputs, argument.native()...);
+        }
+        return function.call(inputs, argument.for_operator()...);
+      };
+      return to_python(result()).release().ptr();
+    };
+    return with_arguments<Native...>(inputs, args, function.op, function.numbers.data(), call);
+  });
+}
+
+// The Python function of a C++ function, which is called without the GIL: None if that returns true, or the
+// tensor that it returns; NotImplemented for false, or an undefined tensor.
+template <typename Result, typename Inputs, typename... Native>
+struct DirectFunction {
+  const char* op;  // as in CollectiveFunction, as is `numbers`
+  std::array<const char*, 2> numbers;
+  Result (*call)(Inputs inputs, Native... arguments);
+};
+
+template <typename Result, typename Inputs, typename... Native>
+PyObject* call_with_array(const DirectFunction<Result, Inputs, Native...>& function, Args args,
+                          Py_ssize_t count) {
+  constexpr Py_ssize_t kExpected = 2 + sizeof...(Native);
+  return with_inputs_of<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
+    const auto call = [&](const auto&... argument) {
+      auto result = [&] {
+        const WithoutGil no_gil;
+        return function.call(inputs, argument.native()...);
+      }();
+      if constexpr (std::is_same_v<Result, bool>) {
+        return result ? Py_NewRef(Py_None) : not_implemented();
+      } else {
+        return result.defined() ? THPVariable_Wrap(std::move(result)) : not_implemented();
+      }
+    };
+    return with_arguments<Native...>(inputs, args, function.op, function.numbers.data(), call);
+  });
 }
 
 template <const auto& function>

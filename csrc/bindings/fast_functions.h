@@ -87,26 +87,31 @@ PyMethodDef fast(const char* name) {
 }
 
 // Adds an array of methods that ends with an empty one.
-inline void add_functions(PyObject* module, PyMethodDef* functions) {
-  if (PyModule_AddFunctions(module, functions) != 0) {
+inline void add_functions(const py::module& m, PyMethodDef* functions) {
+  if (PyModule_AddFunctions(m.ptr(), functions) != 0) {
     throw py::error_already_set();
   }
 }
 
 template <typename Parameter>
-Parameter argument(PyObject* object, const char* op) {
+decltype(auto) argument(PyObject* object, const char* op) {
   if constexpr (std::is_same_v<Parameter, int64_t>) {
     return int_argument(object, "a number of ranks", op);
+  } else if constexpr (std::is_same_v<Parameter, bool>) {
+    return object == Py_True;
+  } else if constexpr (std::is_same_v<Parameter, const py::list&>) {
+    return py::reinterpret_borrow<py::list>(object);
   } else {
-    return object;
+    return py::handle(object);
   }
 }
 
-// A fast function of a C++ function of objects and numbers; NotImplemented where that returns null.
+// A fast function of a C++ function of objects, lists, numbers and bools; NotImplemented where that returns
+// null.
 template <auto function, AttributeName name>
 struct Forwarded;
 
-template <typename... Parameters, py::object (*function)(Parameters...), AttributeName name>
+template <typename Result, typename... Parameters, Result (*function)(Parameters...), AttributeName name>
 struct Forwarded<function, name> {
   static PyObject* call(PyObject* /*module*/, Args args, Py_ssize_t count) {
     HANDLE_TH_ERRORS

@@ -13,11 +13,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <string_view>
 
-#include "layout/hash.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
@@ -193,7 +191,9 @@ class CallReader {
       return read_all(value.toListRef());
     }
     if (value.isString()) {
-      return read_text(value.toStringRef());
+      call_.key.words.push_back(kText);
+      add_text(call_.key.words, value.toStringRef());
+      return Fate::kServed;
     }
     if (value.isDevice()) {
       const auto device = value.toDevice();
@@ -258,16 +258,6 @@ class CallReader {
     return Fate::kServed;
   }
 
-  Fate read_text(const std::string& text) {
-    add(kText, text.size());
-    for (size_t begin = 0; begin < text.size(); begin += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      memcpy(&word, text.data() + begin, std::min(text.size() - begin, sizeof word));
-      call_.key.words.push_back(word);
-    }
-    return Fate::kServed;
-  }
-
   // Adds what decisions depend on: the type, the sign, and whether the number is finite.
   template <typename Number>
   Fate add_kind(Tag tag, Number number) {
@@ -321,9 +311,7 @@ bool equals_default(const c10::IValue& value, const c10::Argument& argument) {
 
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
   static uint64_t count = 0;
-  DescribedOperator described;
-  described.number = ++count;
-  described.name = op.operator_name();
+  DescribedOperator described{.handle = op, .name = op.operator_name(), .number = ++count};
   described.results = results_of(op);
   described.writes = op.schema().is_mutable();
   described.overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
@@ -346,35 +334,20 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
   return described;
 }
 
-namespace {
-
-template <typename Words>
-size_t hash_of(const Words& words) {
-  Hash hash;
-  hash.add_all(words);
-  return hash.value();
-}
-
-}  // namespace
-
 PyObject* Call::first_dtensor() const {
   const auto* const first =
       std::ranges::find_if(tensors, [](const auto& one) { return one.dtensor != nullptr; });
   return first == tensors.end() ? nullptr : first->dtensor;
 }
 
-size_t CallWords::hash() const { return hash_of(words); }
-
-size_t CallKey::hash() const { return hash_of(words_); }
-
 bool CallKey::is_on(uint64_t mesh_id) const {
-  return std::ranges::any_of(words_, [&](uint64_t word) { return is_id_on(word, mesh_id); });
+  return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-               size_t num_arguments, Call& call) {
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call) {
   CallReader reader(call);
   call.key.words.push_back(op->number);
+  const auto num_arguments = op->is_factor.size();
   const auto* const arguments = stack.data() + (stack.size() - num_arguments);
   for (size_t i = 0; i < num_arguments; ++i) {
     if (const auto fate = reader.read(arguments[i], i, op->is_factor[i]); fate != Fate::kServed) {

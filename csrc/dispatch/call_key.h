@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout/heap_bytes.h"
+#include "layout/word_key.h"
 
 namespace funcol::python {
 
@@ -40,9 +40,10 @@ enum class Fate : uint8_t {
 struct DescribedOperator {
   enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
-  uint64_t number = 0;  // of this description, never used again
-  c10::OperatorName name{"", ""};
-  py::object overload;  // the OpOverload
+  c10::OperatorHandle handle;
+  c10::OperatorName name;  // which outlives what the handle refers to
+  uint64_t number;         // of this description, never used again
+  py::object overload;     // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
   bool lists_operands = false;  // PyTorch's rules list the tensors in lists
@@ -67,26 +68,21 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
 struct CallWords {
   c10::SmallVector<uint64_t, 24> words;
 
-  size_t hash() const;
+  size_t hash() const { return hash_of_words(words); }
 };
 
 // The words in a table.
-class CallKey {
- public:
-  CallKey(const CallWords& call) : words_(call.words.begin(), call.words.end()) {}  // NOLINT: tables convert
+struct CallKey : WordKey {
+  CallKey(const CallWords& call)
+      : WordKey{{call.words.begin(), call.words.end()}} {}  // NOLINT: tables convert
 
-  size_t hash() const;
-  size_t heap_bytes() const { return funcol::heap_bytes(words_); }
   // Returns true if a tensor is on the mesh, or by chance.
   bool is_on(uint64_t mesh_id) const;
 
   friend bool operator==(const CallKey&, const CallKey&) = default;
   friend bool operator==(const CallKey& a, const CallWords& b) {
-    return std::ranges::equal(a.words_, b.words);
+    return std::ranges::equal(a.words, b.words);
   }
-
- private:
-  std::vector<uint64_t> words_;
 };
 
 // A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.
@@ -102,13 +98,23 @@ struct Call {
   CallWords key;
   c10::SmallVector<TensorArgument, 8> tensors;
 
+  const c10::FunctionSchema& schema() const { return op->handle.schema(); }
   // The first DTensor; there is one in every call that is read.
   PyObject* first_dtensor() const;
+  // The arguments on the stack, whose last ones they are.
+  at::ArrayRef<c10::IValue> arguments(const torch::jit::Stack& stack) const {
+    const auto count = schema().arguments().size();
+    return at::ArrayRef<c10::IValue>(stack.data() + (stack.size() - count), count);  // NOLINT: {} is a list
+  }
+  // A tensor of the call.
+  const at::Tensor& tensor(const torch::jit::Stack& stack, const TensorArgument& one) const {
+    const auto& value = arguments(stack)[one.place];
+    return one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor();
+  }
 };
 
 // Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-               size_t num_arguments, Call& call);
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call);
 
 // The arguments and keyword arguments with which PyTorch's dispatcher calls Python: those at their defaults
 // are left out at the end, and among keywords.

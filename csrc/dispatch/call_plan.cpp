@@ -12,7 +12,6 @@
 #include "pyobjects/dtensors.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/op_schemas.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
@@ -22,10 +21,6 @@ namespace funcol::python {
 namespace {
 
 bool is_sequence(py::handle object) { return PyTuple_Check(object.ptr()) || PyList_Check(object.ptr()); }
-
-const c10::IValue& argument(const torch::jit::Stack& stack, size_t num_arguments, size_t place) {
-  return stack[stack.size() - num_arguments + place];
-}
 
 bool is_replicated(py::handle spec) {
   const auto placements = to_placements(attribute<"placements">(spec));
@@ -37,9 +32,8 @@ bool is_equal(const c10::IValue& one, const c10::IValue& other) {
 }
 
 // Makes results that are views of an argument's memory say so, as PyTorch's do: autograd looks at it.
-void share_memory(const DescribedOperator& described, const Call& call, at::ArrayRef<at::Tensor> dtensors,
-                  at::ArrayRef<c10::IValue> results) {
-  for (const auto& [place, number] : described.views) {
+void share_memory(const Call& call, at::ArrayRef<at::Tensor> dtensors, at::ArrayRef<c10::IValue> results) {
+  for (const auto& [place, number] : call.op->views) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       if (call.tensors[i].place != place || call.tensors[i].index >= 0) {
         continue;
@@ -61,12 +55,11 @@ void share_memory(const DescribedOperator& described, const Call& call, at::Arra
 }
 
 // function(overload, spec, args, kwargs), whose results take the place of the arguments.
-void run_in_python(const c10::OperatorHandle& op, const py::object& function, const py::object& overload,
-                   py::handle spec, torch::jit::Stack& stack) {
-  const auto [args, kwargs] = python_arguments(op, stack);
-  const auto found = function(overload, spec, args, kwargs);
-  const auto& returns = op.schema().returns();
-  torch::jit::drop(stack, op.schema().arguments().size());
+void run_in_python(const Call& call, const py::object& function, py::handle spec, torch::jit::Stack& stack) {
+  const auto [args, kwargs] = python_arguments(call.op->handle, stack);
+  const auto found = function(call.op->overload, spec, args, kwargs);
+  const auto& returns = call.schema().returns();
+  torch::jit::drop(stack, call.schema().arguments().size());
   const auto results =
       returns.size() == 1 ? py::make_tuple(found) : py::tuple(py::reinterpret_borrow<py::object>(found));
   for (size_t i = 0; i < returns.size(); ++i) {
@@ -76,30 +69,23 @@ void run_in_python(const c10::OperatorHandle& op, const py::object& function, co
 
 }  // namespace
 
-std::optional<CallPlan> CallPlan::make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                       const torch::jit::Stack& stack, const Call& call,
+std::optional<CallPlan> CallPlan::make(const Call& call, const torch::jit::Stack& stack,
                                        const DecidedCall& decided) {
   CallPlan served;
-  const auto num_arguments = op.schema().arguments().size();
   for (const auto& [number, spec] : decided.inputs) {
-    const auto& one = call.tensors[number];
-    const auto& value = argument(stack, num_arguments, one.place);
-    const auto given = one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor();
-    if (!served.take_tensor(described, call, number, given, spec)) {
+    if (!served.take_tensor(call, number, call.tensor(stack, call.tensors[number]), spec)) {
       return std::nullopt;
     }
   }
   for (const auto& [place, value] : decided.replaced) {
-    if (!is_equal(value, argument(stack, num_arguments, place))) {
+    if (!is_equal(value, call.arguments(stack)[place])) {
       served.replaced_.emplace_back(place, value);
     }
   }
-  return served.take_results(op, described, call, decided.output) ? std::optional(std::move(served))
-                                                                  : std::nullopt;
+  return served.take_results(call, decided.output) ? std::optional(std::move(served)) : std::nullopt;
 }
 
-bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
-                           const at::Tensor& given, py::handle wanted) {
+bool CallPlan::take_tensor(const Call& call, size_t number, const at::Tensor& given, py::handle wanted) {
   if (!is_spec(wanted)) {
     return false;
   }
@@ -120,7 +106,7 @@ bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call,
   }
   // The copy of a tensor that is written to, or viewed, has a life of its own: see
   // funcol.installation.view_writeback.
-  if (described.is_aliased[held.place]) {
+  if (call.op->is_aliased[held.place]) {
     return false;
   }
   auto execution = execution_between(source, wanted, local.itemsize());
@@ -131,22 +117,22 @@ bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call,
   return true;
 }
 
-bool CallPlan::take_results(const c10::OperatorHandle& op, const DescribedOperator& described,
-                            const Call& call, py::handle spec) {
+bool CallPlan::take_results(const Call& call, py::handle spec) {
   using Results = DescribedOperator::Results;
-  if (described.results == Results::kNone || described.results == Results::kNumbers) {
+  const auto results = call.op->results;
+  if (results == Results::kNone || results == Results::kNumbers) {
     return spec.is_none();
   }
-  if (described.results == Results::kFirstArgument) {
+  if (results == Results::kFirstArgument) {
     const auto& first = call.tensors[0];
     return first.place == 0 && first.index < 0 && first.dtensor != nullptr && is_spec(spec) &&
            attribute<"placements">(spec).equal(attribute<"placements">(spec_of(first.dtensor)));
   }
-  if (described.results == Results::kOut) {
-    return take_outputs(op, call, spec);
+  if (results == Results::kOut) {
+    return take_outputs(call, spec);
   }
   const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
-  const auto& returns = op.schema().returns();
+  const auto& returns = call.schema().returns();
   py::tuple of_results = py::make_tuple(spec);
   if (returns.size() > 1) {
     if (!is_sequence(spec)) {
@@ -181,10 +167,10 @@ bool CallPlan::take_results(const c10::OperatorHandle& op, const DescribedOperat
   return true;
 }
 
-bool CallPlan::take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec) {
+bool CallPlan::take_outputs(const Call& call, py::handle spec) {
   const auto specs =
       PyTuple_Check(spec.ptr()) ? py::reinterpret_borrow<py::tuple>(spec) : py::make_tuple(spec);
-  const auto& arguments = op.schema().arguments();
+  const auto& arguments = call.schema().arguments();
   for (size_t number = 0; number < call.tensors.size(); ++number) {
     const auto& one = call.tensors[number];
     if (!arguments[one.place].is_out()) {
@@ -201,13 +187,12 @@ bool CallPlan::take_outputs(const c10::OperatorHandle& op, const Call& call, py:
     }
     outputs_.emplace_back(number, shared->id == id_of_spec(held) ? nullptr : std::move(shared));
   }
-  return outputs_.size() == specs.size() && outputs_.size() == op.schema().returns().size();
+  return outputs_.size() == specs.size() && outputs_.size() == call.schema().returns().size();
 }
 
-Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                   const py::object& draw, torch::jit::Stack& stack) const {
+Fate CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
   using Results = DescribedOperator::Results;
-  const auto num_arguments = op.schema().arguments().size();
+  const auto& op = call.op->handle;
   Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
   Tensors locals;
   for (const auto& one : call.tensors) {
@@ -215,8 +200,7 @@ Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& descr
       held.push_back(THPVariable_Unpack(one.dtensor));
       locals.push_back(THPVariable_Unpack(local_of(one.dtensor)));
     } else {
-      const auto& value = argument(stack, num_arguments, one.place);
-      held.push_back(one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor());
+      held.push_back(call.tensor(stack, one));
       locals.push_back(held.back());
     }
   }
@@ -238,24 +222,24 @@ Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& descr
     const WithoutGil no_gil;
     local = move.execution->run(local, /*async_op=*/false);
   }
-  put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
-  if (described.draws) {
-    run_in_python(op, draw, described.overload, drawn_spec(call), stack);
+  put_arguments(call, std::move(locals), stack.data() + (stack.size() - op.schema().arguments().size()));
+  if (call.op->draws) {
+    run_in_python(call, draw, drawn_spec(call), stack);
   } else {
     const WithoutGil no_gil;  // as PyTorch's own path calls it
     op.callBoxed(&stack);
   }
-  if (described.results == Results::kFirstArgument) {
+  if (call.op->results == Results::kFirstArgument) {
     stack.back() = std::move(held[0]);
     return Fate::kServed;
   }
-  if (described.results == Results::kOut) {
+  if (call.op->results == Results::kOut) {
     return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
     return Fate::kServed;
   }
   auto* const results = stack.data() + (stack.size() - num_results());
-  wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
-  share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, num_results()));
+  wrap_results(call, results);
+  share_memory(call, held, at::ArrayRef<c10::IValue>(results, num_results()));
   return Fate::kServed;
 }
 
@@ -306,7 +290,8 @@ void CallPlan::return_outputs(const Call& call, const Tensors& held, c10::IValue
   }
 }
 
-void CallPlan::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
+void CallPlan::wrap_results(const Call& call, c10::IValue* results) const {
+  const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
   const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
     const bool requires_grad = local.requires_grad();
     return make_dtensor(std::move(local), of_result->on(mesh), of_result->geometry, requires_grad);
@@ -322,7 +307,7 @@ void CallPlan::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10:
     }
     auto local = std::move(results[i]).toTensor();
     TORCH_CHECK(!specs.empty() || !local.defined() || local.dim() == 0, "funcol: result ", i, " of ",
-                op.operator_name(), " on DTensors has no placements.");
+                call.op->name, " on DTensors has no placements.");
     results[i] = specs.empty() || !local.defined() ? std::move(local) : wrap(std::move(local), specs[0]);
   }
 }

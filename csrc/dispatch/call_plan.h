@@ -23,14 +23,12 @@ class CallPlan {
  public:
   // Makes a decision ready for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
   // PyTorch has to carry it out. Needs the GIL.
-  static std::optional<CallPlan> make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                      const torch::jit::Stack& stack, const Call& call,
+  static std::optional<CallPlan> make(const Call& call, const torch::jit::Stack& stack,
                                       const DecidedCall& decided);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
-  Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-           const py::object& draw, torch::jit::Stack& stack) const;
+  Fate run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
 
   // A tensor that moves before the operator runs.
   struct Move {
@@ -55,15 +53,13 @@ class CallPlan {
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
-  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
-                   const at::Tensor& given, py::handle wanted);
-  bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                    py::handle spec);
-  bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
+  bool take_tensor(const Call& call, size_t number, const at::Tensor& given, py::handle wanted);
+  bool take_results(const Call& call, py::handle spec);
+  bool take_outputs(const Call& call, py::handle spec);
   py::object drawn_spec(const Call& call) const;
   void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
   void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;
-  void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;
+  void wrap_results(const Call& call, c10::IValue* results) const;
 
   std::vector<Move> moves_;
   std::vector<std::pair<size_t, c10::IValue>> replaced_;

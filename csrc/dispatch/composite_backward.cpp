@@ -1,5 +1,3 @@
-#include "dispatch/composite_backward.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/zeros.h>
@@ -15,6 +13,7 @@
 #include "async/dispatch_modes.h"
 #include "compat/autograd_node.h"
 #include "dispatch/call_key.h"
+#include "dispatch/composite_call.h"
 #include "dispatch/dtensor_node.h"
 #include "dispatch/fast_dispatch.h"
 #include "layout/cache.h"

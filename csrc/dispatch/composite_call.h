@@ -91,4 +91,12 @@ class Decomposing {
   bool before_;
 };
 
+using CompositeInputs = c10::SmallVector<at::Tensor, 4>;
+
+// Makes the node of `result`, which computes the gradients of `inputs`, the DTensors among the arguments.
+// `arguments` has None in their place; `values` are the local tensors that `kept` lists.
+void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> kept,
+                     std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
+                     Program::Locals values, const at::Tensor& result);
+
 }  // namespace funcol::python

@@ -15,7 +15,6 @@
 
 #include "async/dispatch_modes.h"
 #include "dispatch/call_key.h"
-#include "dispatch/composite_backward.h"
 #include "dispatch/composite_call.h"
 #include "dispatch/dtensor_node.h"
 #include "dispatch/fast_dispatch.h"
@@ -74,19 +73,19 @@ void add_settings(CallWords& key) {
 }
 
 // Runs the call as PyTorch does, and remembers it.
-void learn(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-           const Call& call, Mask requires_grad, torch::jit::Stack& stack) {
+void learn(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call, Mask requires_grad,
+           torch::jit::Stack& stack) {
+  const auto& op = call.op->handle;
   auto composite =
       destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
                                                                .op = op,
                                                                .id = ++tables().num_ids,
                                                                .handlers_version = call.op->handlers_version,
                                                                .requires_grad = requires_grad}));
-  const auto* const arguments = stack.data() + (stack.size() - op.schema().arguments().size());
   for (const auto& one : call.tensors) {
     composite->places.push_back(one.place);
-    composite->inputs.emplace_back(arguments[one.place].toTensor());
-    composite->trace.add_input(arguments[one.place].toTensor());
+    composite->inputs.emplace_back(call.tensor(stack, one));
+    composite->trace.add_input(call.tensor(stack, one));
   }
   {
     const Recording recording(composite->trace);
@@ -141,18 +140,16 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
   const py::gil_scoped_acquire gil;
   const auto described = supported_operator(op);
   Call call;
-  if (described == nullptr ||
-      read_call(described, stack, op.schema().arguments().size(), call) != Fate::kServed) {
+  if (described == nullptr || read_call(described, stack, call) != Fate::kServed) {
     return false;
   }
-  const auto* const arguments = stack.data() + (stack.size() - op.schema().arguments().size());
   Mask requires_grad = 0;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto& one = call.tensors[i];
     if (one.dtensor == nullptr || one.index >= 0) {
       return false;
     }
-    const auto& tensor = arguments[one.place].toTensor();
+    const auto& tensor = call.tensor(stack, one);
     if (tensor._fw_grad(0).defined()) {
       return false;
     }
@@ -170,7 +167,7 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     return false;
   }
   if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
-    learn(kind, op, keys, call, requires_grad, stack);
+    learn(kind, keys, call, requires_grad, stack);
     return true;
   }
   const auto composite = *known;

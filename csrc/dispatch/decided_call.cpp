@@ -5,16 +5,17 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 
-#include "dispatch/local_arguments.h"
 #include "dispatch/mixed_tensors.h"
+#include "dispatch/strides.h"
+#include "layout/shards.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/op_schemas.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
-#include "sharding/decision_counts.h"
+#include "sharding/local_sizes.h"
 
 namespace funcol::python {
 namespace {
@@ -29,15 +30,8 @@ bool is_list_of(py::handle object, size_t size) {
 // A call to decide.
 struct Asked {
   const NativeOperators& parts;
-  const c10::OperatorHandle& op;
-  const DescribedOperator& described;
-  const torch::jit::Stack& stack;
   const Call& call;
-
-  at::ArrayRef<c10::IValue> arguments() const {
-    const auto count = op.schema().arguments().size();
-    return at::ArrayRef<c10::IValue>(stack.data() + (stack.size() - count), count);  // NOLINT: {} is a list
-  }
+  const torch::jit::Stack& stack;
 };
 
 // Returns true if all DTensors are on one mesh that this rank is in.
@@ -56,17 +50,17 @@ bool is_on_one_mesh(const Call& call) {
   return known_mesh(first).coordinate.has_value();
 }
 
-bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& call) {
+bool has_views_of_plain_tensors(const Call& call) {
   return std::ranges::any_of(call.tensors, [&](const auto& one) {
     return one.dtensor == nullptr &&
-           std::ranges::any_of(described.views, [&](const auto& view) { return view.first == one.place; });
+           std::ranges::any_of(call.op->views, [&](const auto& view) { return view.first == one.place; });
   });
 }
 
 // Returns true if CallPlan can run the call, if it is decided.
-bool can_run(const Asked& asked) {
-  return is_on_one_mesh(asked.call) && !(asked.described.draws && asked.call.tensors[0].dtensor == nullptr) &&
-         !has_views_of_plain_tensors(asked.described, asked.call);
+bool can_run(const Call& call) {
+  return is_on_one_mesh(call) && !(call.op->draws && call.tensors[0].dtensor == nullptr) &&
+         !has_views_of_plain_tensors(call);
 }
 
 // Returns the specs of a call's tensors, without numbers; plain tensors are replicated.
@@ -80,9 +74,7 @@ std::vector<py::object> specs_of(const Asked& asked, py::handle mesh) {
       specs.push_back(py::reinterpret_borrow<py::object>(spec_of(one.dtensor)));
       continue;
     }
-    const auto& value = asked.arguments()[one.place];
-    specs.push_back(
-        spec_of_plain(one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor(), mesh));
+    specs.push_back(spec_of_plain(asked.call.tensor(asked.stack, one), mesh));
   }
   return specs;
 }
@@ -93,11 +85,71 @@ bool holds_nothing(const PythonSchema& schema) {
   });
 }
 
+using Arguments = std::vector<std::pair<size_t, c10::IValue>>;
+
+bool has_shards(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_shard(); });
+}
+
+// Returns true if the call squeezes the same dims of this rank's part, of size `local`, as of the full
+// tensor.
+bool squeezes_as_whole(const OpCall& call, const std::vector<int64_t>& local) {
+  const auto& shape = call.tensors[0].shape;
+  std::vector<int64_t> dims(shape.size());
+  if (call.has_arg("dim")) {
+    dims = call.arg("dim").integers();
+  } else {
+    std::iota(dims.begin(), dims.end(), 0);
+  }
+  return std::ranges::all_of(dims, [&](int64_t dim) {
+    const auto index = counted_from_0(call, dim, static_cast<int64_t>(shape.size()));
+    return shape.empty() || local.at(index) != 1 || shape.at(index) == 1;
+  });
+}
+
+// Returns the arguments of a decided call on `mesh` that are sizes of full tensors, such as the shape of a
+// view, and the sizes of this rank's parts to replace them with. Returns nullopt if another operator has to
+// run, as for squeeze() where this rank's part has size 1 in a dim in which the full tensor has not.
+//
+// PyTorch counterpart: ShardingPropagator._adjust_shape_and_stride_args.
+std::optional<Arguments> local_arguments(py::handle op_overload, const PythonSchema& schema,
+                                         const CallDecision& decision, py::handle mesh) {
+  const auto places = local_size_places(op_overload);
+  if (!places) {
+    return Arguments{};
+  }
+  if (places->shape && (decision.outputs.size() != 1 || !decision.outputs[0])) {
+    return std::nullopt;
+  }
+  const auto& [meta, layout] =
+      places->shape ? *decision.outputs[0] : Spec{schema.call.tensors[0], decision.inputs[0]};
+  if (!has_shards(layout)) {
+    return Arguments{};
+  }
+  const auto& known = known_mesh(mesh);
+  const auto local = local_shape(layout, known.mesh, meta.shape, *known.coordinate);
+  if (places->shape) {
+    Arguments arguments{{*places->shape, local}};
+    if (places->stride) {
+      arguments.emplace_back(*places->stride, dense_strides(local, meta.stride));
+    }
+    return arguments;
+  }
+  if (places->squeezed_dims) {
+    return squeezes_as_whole(schema.call, local) ? std::optional(Arguments{}) : std::nullopt;
+  }
+  int64_t num_pixels = 1;
+  for (size_t dim = 2; dim < local.size(); ++dim) {
+    num_pixels *= local[dim];
+  }
+  const auto& numbers = places->batch_channels_pixels;
+  return Arguments{{numbers[0], local.at(0)}, {numbers[1], local.at(1)}, {numbers[2], num_pixels}};
+}
+
 // Returns the output_spec of an OutputSharding with this decision.
-py::object output_of(const Asked& asked, const PythonSchema& schema, const CallDecision& decision,
-                     py::handle mesh) {
+py::object output_of(const PythonSchema& schema, const CallDecision& decision, py::handle mesh) {
   const auto& outputs = decision.outputs;
-  const auto& returns = asked.op.schema().returns();
+  const auto& returns = schema.op->handle.schema().returns();
   if (returns.empty() ||
       std::ranges::none_of(outputs, [](const auto& output) { return output.has_value(); })) {
     return py::none();
@@ -112,19 +164,19 @@ py::object output_of(const Asked& asked, const PythonSchema& schema, const CallD
 }
 
 // Puts the specs of a decision in its place. Returns nullopt if C++ cannot redistribute as it says.
-std::optional<DecidedCall> with_specs(const Asked& asked, const PythonSchema& schema,
+std::optional<DecidedCall> with_specs(const Call& call, const PythonSchema& schema,
                                       const CallDecision& decision, py::handle mesh) {
-  auto replaced = local_arguments(asked.described.overload, schema, decision, mesh);
+  auto replaced = local_arguments(call.op->overload, schema, decision, mesh);
   const bool has_keyword_tensors =
       std::ranges::any_of(schema.keywords, [](const auto& keyword) { return !keyword.out; });
   if (!replaced || (has_keyword_tensors && (decision.moves || !replaced->empty()))) {
     return std::nullopt;
   }
-  DecidedCall decided{{}, *std::move(replaced), output_of(asked, schema, decision, mesh)};
+  DecidedCall decided{{}, *std::move(replaced), output_of(schema, decision, mesh)};
   size_t next = 0;  // of the schema's tensors
-  for (size_t number = 0; number < asked.call.tensors.size(); ++number) {
-    const auto& one = asked.call.tensors[number];
-    if (one.is_number || asked.op.schema().arguments()[one.place].is_out()) {
+  for (size_t number = 0; number < call.tensors.size(); ++number) {
+    const auto& one = call.tensors[number];
+    if (one.is_number || call.schema().arguments()[one.place].is_out()) {
       continue;
     }
     if (const auto index = next++; decision.inputs[index] != schema.layouts[index]) {
@@ -137,25 +189,26 @@ std::optional<DecidedCall> with_specs(const Asked& asked, const PythonSchema& sc
 
 // Returns nullopt if the propagator has to decide, or has an error to raise.
 std::optional<DecidedCall> decide_in_cpp(const Asked& asked) {
-  const auto& [parts, op, described, stack, call] = asked;
-  if (parts.rules == nullptr || !parts.rules->decides(described.overload)) {
+  const auto& [parts, call, stack] = asked;
+  const auto& overload = call.op->overload;
+  if (parts.rules == nullptr || !parts.rules->decides(overload)) {
     return std::nullopt;
   }
   try {
     const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
-    const auto schema = read_call_schema(described.overload, asked.arguments(), specs_of(asked, mesh),
-                                         described.lists_operands);
+    const auto schema =
+        read_call_schema(overload, call.arguments(stack), specs_of(asked, mesh), call.op->lists_operands);
     if (holds_nothing(schema)) {
       return std::nullopt;
     }
     const auto decision =
-        parts.engine->decide_call(described.overload, schema, *parts.rules, [&](const py::object& index) {
-          const auto [args, kwargs] = python_arguments(asked.op, asked.stack);
-          return py::object(asked.parts.ask(asked.described.overload, args, kwargs, index));
+        parts.engine->decide_call(overload, schema, *parts.rules, [&](const py::object& index) {
+          const auto [args, kwargs] = python_arguments(asked.call.op->handle, asked.stack);
+          return py::object(asked.parts.ask(asked.call.op->overload, args, kwargs, index));
         });
-    auto decided = decision ? with_specs(asked, schema, *decision, mesh) : std::nullopt;
+    auto decided = decision ? with_specs(call, schema, *decision, mesh) : std::nullopt;
     if (decided) {
-      count_decision(described.overload, "C++");
+      count_decision(overload, "C++");
     }
     return decided;
   } catch (const py::error_already_set&) {
@@ -180,10 +233,10 @@ std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argu
 // PyTorch has to do that.
 bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& decided) {
   const auto schema = attribute<"redistribute_schema">(sharding);
-  const auto& parameters = asked.op.schema().arguments();
+  const auto& parameters = asked.call.schema().arguments();
   // PyTorch may have rewritten the operator, as squeeze() to one that names its dims.
   if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
-      !attribute<"op">(schema).is(asked.described.overload)) {
+      !attribute<"op">(schema).is(asked.call.op->overload)) {
     return false;
   }
   const bool takes_values = is_true(attribute<"use_val_from_redistribute_schema">(sharding));
@@ -195,7 +248,7 @@ bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& d
   size_t number = 0;  // of the next tensor
   for (size_t i = 0; i < py::len(wanted); ++i) {
     const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), static_cast<Py_ssize_t>(i));
-    const auto& value = asked.arguments()[i];
+    const auto& value = asked.call.arguments(asked.stack)[i];
     if (parameters[i].kwarg_only()) {
       return false;
     }
@@ -222,8 +275,9 @@ bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& d
 }
 
 std::optional<DecidedCall> decide_in_python(const Asked& asked) {
-  const auto [args, kwargs] = python_arguments(asked.op, asked.stack);
-  const py::object sharding = asked.parts.decide(asked.described.overload, args, kwargs);
+  const auto& op = *asked.call.op;
+  const auto [args, kwargs] = python_arguments(op.handle, asked.stack);
+  const py::object sharding = asked.parts.decide(op.overload, args, kwargs);
   if (PyExceptionInstance_Check(sharding.ptr())) {
     return DecidedCall{.error = sharding};
   }
@@ -236,11 +290,10 @@ std::optional<DecidedCall> decide_in_python(const Asked& asked) {
 
 }  // namespace
 
-std::optional<DecidedCall> decide_call(const NativeOperators& parts, const c10::OperatorHandle& op,
-                                       const DescribedOperator& described, const torch::jit::Stack& stack,
-                                       const Call& call) {
-  const Asked asked{parts, op, described, stack, call};
-  const bool runs = can_run(asked);
+std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
+                                       const torch::jit::Stack& stack) {
+  const Asked asked{parts, call, stack};
+  const bool runs = can_run(call);
   if (auto decided = runs ? decide_in_cpp(asked) : std::nullopt) {
     return decided;
   }

@@ -30,8 +30,7 @@ struct DecidedCall {
 
 // Decides a call of an operator. Returns nullopt if PyTorch's dispatcher has to run the call. Raises errors
 // of the propagator.
-std::optional<DecidedCall> decide_call(const NativeOperators& parts, const c10::OperatorHandle& op,
-                                       const DescribedOperator& described, const torch::jit::Stack& stack,
-                                       const Call& call);
+std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
+                                       const torch::jit::Stack& stack);
 
 }  // namespace funcol::python

@@ -23,7 +23,6 @@
 #include "layout/cache.h"
 #include "layout/hash.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/dict_version.h"
 #include "pyobjects/dtensors.h"
 
 namespace funcol::python {
@@ -136,13 +135,13 @@ class Table {
       return false;
     }
     const auto described = find(op, dispatcher->parts().dispatcher);
-    bool is_full = false;
-    const auto fate = serve(*dispatcher, op, described, stack, is_full);
-    ++described->counts[static_cast<size_t>(fate == Fate::kServed && is_full ? Fate::kFull : fate)];
-    if (auto* const trace = Recording::current(); trace != nullptr && fate != Fate::kServed) {
+    const auto fate = serve(*dispatcher, described, stack);
+    ++described->counts[static_cast<size_t>(fate)];
+    const bool is_served = fate == Fate::kServed || fate == Fate::kFull;
+    if (auto* const trace = Recording::current(); trace != nullptr && !is_served) {
       trace->fail();
     }
-    return fate == Fate::kServed;
+    return is_served;
   }
 
   std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
@@ -189,10 +188,9 @@ class Table {
  private:
   using DescribedPtr = std::shared_ptr<DescribedOperator>;
 
-  // Sets `is_full` if the call is new and the table has no room for it. Such a call is decided each time:
-  // PyTorch would remember it for ever, in a table without a limit.
-  Fate serve(const Dispatcher& dispatcher, const c10::OperatorHandle& op, const DescribedPtr& described,
-             torch::jit::Stack& stack, bool& is_full) {
+  // Returns kServed, or kFull if the call is new and the table has no room for it. Such a call is decided
+  // each time: PyTorch would remember it for ever, in a table without a limit.
+  Fate serve(const Dispatcher& dispatcher, const DescribedPtr& described, torch::jit::Stack& stack) {
     if (described->results == DescribedOperator::Results::kNotServed) {
       return Fate::kKind;
     }
@@ -206,17 +204,17 @@ class Table {
       return Fate::kWatched;
     }
     Call call;
-    if (const auto fate = read_call(described, stack, op.schema().arguments().size(), call);
-        fate != Fate::kServed) {
+    if (const auto fate = read_call(described, stack, call); fate != Fate::kServed) {
       return fate;
     }
     auto* const trace = Recording::current();
     CallPlanPtr served;
+    bool is_full = false;
     if (const auto* const known = calls_.find(call.key)) {
       served = *known;
     } else {
       is_full = trace == nullptr && !calls_.admits();
-      served = learn(dispatcher.parts(), op, *described, stack, call);
+      served = learn(dispatcher.parts(), call, stack);
       if (!is_full) {
         calls_.insert(call.key, served);
       }
@@ -224,27 +222,24 @@ class Table {
     if (served == nullptr) {
       return Fate::kDecision;
     }
-    if (trace == nullptr) {
-      return served->run(op, *described, call, dispatcher.parts().draw, stack);
+    if (trace != nullptr) {
+      trace->before(call, served, stack);
     }
-    trace->before(op, *described, call, served, stack);
-    const auto fate = served->run(op, *described, call, dispatcher.parts().draw, stack);
-    if (fate == Fate::kServed) {
+    const auto fate = served->run(call, dispatcher.parts().draw, stack);
+    if (trace != nullptr && fate == Fate::kServed) {
       trace->after(stack);
     }
-    return fate;
+    return fate == Fate::kServed && is_full ? Fate::kFull : fate;
   }
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no
   // result for these shapes, the error that PyTorch would raise is raised here.
-  static CallPlanPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
-                           const DescribedOperator& described, const torch::jit::Stack& stack,
-                           const Call& call) {
+  static CallPlanPtr learn(const NativeOperators& parts, const Call& call, const torch::jit::Stack& stack) {
     std::optional<DecidedCall> decided;
     try {
-      decided = decide_call(parts, op, described, stack, call);
+      decided = decide_call(parts, call, stack);
       if (decided && !decided->error) {
-        auto served = CallPlan::make(op, described, stack, call, *decided);
+        auto served = CallPlan::make(call, stack, *decided);
         return served ? std::make_shared<const CallPlan>(*std::move(served)) : nullptr;
       }
     } catch (const py::error_already_set&) {
@@ -253,7 +248,7 @@ class Table {
       PyErr_Clear();
     }
     // Autograd detaches without PyTorch's fallback, where operators fail in fake modes.
-    if (decided && decided->error && !(op == detach_operator())) {
+    if (decided && decided->error && !(call.op->handle == detach_operator())) {
       PyErr_SetObject(PyExceptionInstance_Class(decided->error.ptr()), decided->error.ptr());
       throw py::error_already_set();
     }
@@ -263,7 +258,8 @@ class Table {
   DescribedPtr find(const c10::OperatorHandle& op, py::handle dispatcher) {
     // A library that goes may leave the schema's address to another operator.
     auto& described = operators_[&op.schema()];
-    if (described == nullptr || !described->is_current || !(described->name == op.operator_name()) ||
+    if (described == nullptr || !described->is_current || !(described->handle == op) ||
+        !(described->name == op.operator_name()) ||
         described->is_factor.size() != op.schema().arguments().size()) {
       auto fresh = std::make_shared<DescribedOperator>(describe_operator(op, dispatcher));
       if (described != nullptr && described->name == fresh->name) {

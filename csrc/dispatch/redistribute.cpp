@@ -47,9 +47,9 @@ class RedistributeGradient final : public Gradient {
         }
       }
     }
-    return callback(Callback::kGradientOfRedistribute)(gradient, *spec_, to_python(sent_dtype_),
-                                                       to_python(result_dtype_), options_.async_op,
-                                                       options_.model, options_.max_bytes);
+    return callback("gradient_of_redistribute")(gradient, *spec_, to_python(sent_dtype_),
+                                                to_python(result_dtype_), options_.async_op, options_.model,
+                                                options_.max_bytes);
   }
 
   // Without models and bounds on memory, which choose among plans of equal results.
@@ -129,8 +129,8 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
 
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
                         const RedistributionOptions& options) {
-  const PlainDTensor plain(dtensor);
-  if (!plain.is_served()) {
+  const auto local = plain_local(dtensor);
+  if (!local.defined()) {
     return {};
   }
   const auto spec = attribute<"_spec">(dtensor);
@@ -139,7 +139,6 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
     return {};
   }
   const Geometry geometry(source->shape, source->stride);
-  const auto& local = plain.tensor();
   auto moved = move(local, spec, *source, target, options);
   if (!moved.has_value()) {
     return {};
@@ -154,10 +153,10 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
   return result;
 }
 
-std::optional<at::Tensor> redistributed_local(const PlainDTensor& dtensor, py::handle spec,
+std::optional<at::Tensor> redistributed_local(const at::Tensor& local, py::handle spec,
                                               const RedistributionTarget& target) {
   auto source = plain_spec(spec);
-  auto moved = source.has_value() ? move(dtensor.tensor(), spec, *source, target, {}) : std::nullopt;
+  auto moved = source.has_value() ? move(local, spec, *source, target, {}) : std::nullopt;
   return moved.has_value() ? std::optional(std::move(moved->local)) : std::nullopt;
 }
 

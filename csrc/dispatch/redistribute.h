@@ -32,8 +32,9 @@ struct RedistributionTarget {
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
                         const RedistributionOptions& options = {});
 
-// The local tensor of redistribute(), without a DTensor around it and without a node of autograd.
-std::optional<at::Tensor> redistributed_local(const PlainDTensor& dtensor, py::handle spec,
+// The local tensor of redistribute() for a DTensor of `local`, without a DTensor around it and without a node
+// of autograd.
+std::optional<at::Tensor> redistributed_local(const at::Tensor& local, py::handle spec,
                                               const RedistributionTarget& target);
 
 }  // namespace funcol::python

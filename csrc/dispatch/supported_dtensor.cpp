@@ -13,10 +13,6 @@ namespace funcol::python {
 
 bool is_dtensor(py::handle object) { return Py_TYPE(object.ptr()) == dtensor_type(); }
 
-bool is_plain(py::handle tensor) {
-  return THPVariable_CheckExact(tensor.ptr()) && !belongs_to_layer(THPVariable_Unpack(tensor.ptr()));
-}
-
 bool is_unwatched(py::handle tensor) {
   return !is_observed() && !THPVariable_Unpack(tensor.ptr())._fw_grad(/*level=*/0).defined();
 }
@@ -31,13 +27,10 @@ std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size
   return placements.has_value() && std::ranges::all_of(*placements, is_served) ? placements : std::nullopt;
 }
 
-PlainDTensor::PlainDTensor(py::handle dtensor) {
-  if (is_dtensor(dtensor) && is_unwatched(dtensor)) {
-    auto local = attribute<"_local_tensor">(dtensor);
-    if (is_plain(local)) {
-      local_ = std::move(local);
-    }
-  }
+at::Tensor plain_local(py::handle dtensor) {
+  auto* const local = is_dtensor(dtensor) && is_unwatched(dtensor) ? local_of(dtensor.ptr()) : nullptr;
+  const auto* const tensor = local == nullptr ? nullptr : plain_tensor(local);
+  return tensor == nullptr ? at::Tensor() : *tensor;
 }
 
 std::optional<PlainSpec> plain_spec(py::handle spec) {

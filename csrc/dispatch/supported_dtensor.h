@@ -16,16 +16,11 @@
 #include <vector>
 
 #include "pyobjects/meshes.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 
 namespace funcol::python {
 
 bool is_dtensor(py::handle object);
-
-// Returns true if `tensor` is a torch.Tensor or Parameter, not a subclass, and belongs to no mode or
-// transform.
-bool is_plain(py::handle tensor);
 
 // Returns true if no mode or transform is active, and `tensor` takes no part in forward differentiation.
 bool is_unwatched(py::handle tensor);
@@ -35,17 +30,8 @@ bool is_unwatched(py::handle tensor);
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
-// The local tensor of a DTensor; undefined if C++ does not serve the DTensor.
-class PlainDTensor {
- public:
-  explicit PlainDTensor(py::handle dtensor);
-  bool is_served() const { return static_cast<bool>(local_); }
-  const py::object& local() const { return local_; }
-  const at::Tensor& tensor() const { return THPVariable_Unpack(local_.ptr()); }
-
- private:
-  py::object local_;
-};
+// Returns the local tensor of a DTensor; undefined if C++ does not serve the DTensor.
+at::Tensor plain_local(py::handle dtensor);
 
 // The values of a DTensorSpec.
 struct PlainSpec {

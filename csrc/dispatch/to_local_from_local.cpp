@@ -13,6 +13,7 @@
 #include "dispatch/redistribute.h"
 #include "dispatch/strides.h"
 #include "dispatch/supported_dtensor.h"
+#include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
@@ -62,7 +63,7 @@ class FromLocalGradient final : public Gradient {
         }
       }
     }
-    return callback(Callback::kGradientOfFromLocal)(gradient, *placements_);
+    return callback("gradient_of_from_local")(gradient, *placements_);
   }
   std::vector<uint64_t> key() const override { return {placements_.hash()}; }
 
@@ -94,7 +95,8 @@ class ToLocalGradient final : public Gradient {
 
   py::object of(const py::object& gradient) const override {
     const auto whole = plain_spec(*spec_);
-    if (whole.has_value() && is_default(whole->order) && is_plain(gradient) && is_unwatched(gradient)) {
+    if (whole.has_value() && is_default(whole->order) && plain_tensor(gradient.ptr()) != nullptr &&
+        is_unwatched(gradient)) {
       const auto& local = THPVariable_Unpack(gradient.ptr());
       const auto objects = (*placements_).is_none()
                                ? gradient_placements(whole->objects.placements, whole->placements)
@@ -106,7 +108,7 @@ class ToLocalGradient final : public Gradient {
         return wrap_local(local, whole->objects.mesh, *placements, std::move(meta));
       }
     }
-    return callback(Callback::kGradientOfToLocal)(gradient, *spec_, *placements_);
+    return callback("gradient_of_to_local")(gradient, *spec_, *placements_);
   }
   std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
 
@@ -128,21 +130,21 @@ bool is_parameter(py::handle tensor) {
 }  // namespace
 
 py::object to_local(py::handle dtensor, py::handle grad_placements) {
-  const PlainDTensor plain(dtensor);
-  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+  const auto local = plain_local(dtensor);
+  if (!local.defined() || !is_sequence_or_none(grad_placements)) {
     return {};
   }
-  auto result = plain.local();
+  auto result = to_python(local);
   if (at::GradMode::is_enabled()) {
-    result = fresh_view(plain.tensor());
+    result = fresh_view(local);
     const auto& tensor = THPVariable_Unpack(dtensor.ptr());
     if (is_recorded(tensor)) {
       record<ToLocalGradient>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
     }
   }
   if (is_parameter(dtensor) && !is_parameter(result)) {
-    if (result.is(plain.local())) {
-      result = fresh_view(plain.tensor());
+    if (THPVariable_Unpack(result.ptr()).is_same(local)) {
+      result = fresh_view(local);
     }
     result.attr("_is_param") = true;
   }
@@ -151,7 +153,7 @@ py::object to_local(py::handle dtensor, py::handle grad_placements) {
 
 py::object from_local(py::handle local, py::handle device_mesh, py::handle placements, py::handle shape,
                       py::handle stride, py::handle grad_placements) {
-  if (!THPVariable_CheckExact(local.ptr()) || !is_plain(local) || !is_unwatched(local)) {
+  if (plain_tensor(local.ptr()) == nullptr || !is_unwatched(local)) {
     return {};
   }
   const auto& tensor = THPVariable_Unpack(local.ptr());
@@ -202,8 +204,8 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
 }
 
 py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
-  const PlainDTensor plain(dtensor);
-  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+  const auto local = plain_local(dtensor);
+  if (!local.defined() || !is_sequence_or_none(grad_placements)) {
     return {};
   }
   const auto spec = attribute<"_spec">(dtensor);
@@ -214,11 +216,11 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
     const auto whole = redistribute(dtensor, target);
     return whole ? to_local(whole, grad_placements) : py::object();
   }
-  auto whole = redistributed_local(plain, spec, target);
+  auto whole = redistributed_local(local, spec, target);
   if (!whole.has_value()) {
     return {};
   }
-  const bool is_view = at::GradMode::is_enabled() || whole->is_same(plain.tensor());
+  const bool is_view = at::GradMode::is_enabled() || whole->is_same(local);
   return is_view ? fresh_view(*whole) : to_python(*std::move(whole));
 }
 

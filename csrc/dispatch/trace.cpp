@@ -69,16 +69,15 @@ void Trace::add_input(const at::Tensor& tensor) {
   known_.push_back({nullptr, local_of(tensor).sizes().vec()});
 }
 
-void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                   const CallPlanPtr& served, const torch::jit::Stack& stack) {
+void Trace::before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack) {
   if (has_failed_) {
     return;
   }
-  if (described.results != DescribedOperator::Results::kNew || described.draws || described.writes) {
+  const auto& op = *call.op;
+  if (op.results != DescribedOperator::Results::kNew || op.draws || op.writes) {
     return fail();
   }
-  const auto num_arguments = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  Step step{op, served, {stack.end() - num_arguments, stack.end()}};
+  Step step{op.handle, served, call.arguments(stack).vec()};
   for (const auto& one : call.tensors) {
     if (one.index >= 0) {
       return fail();

@@ -39,8 +39,7 @@ class Trace {
   void add_input(const at::Tensor& tensor);
 
   // Notes a call before it runs, and its results afterwards.
-  void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-              const CallPlanPtr& served, const torch::jit::Stack& stack);
+  void before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack);
   void after(const torch::jit::Stack& stack);
   // Says that something ran that a trace cannot hold.
   void fail() { has_failed_ = true; }

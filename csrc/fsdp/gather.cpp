@@ -52,35 +52,17 @@ std::optional<Shards> find_shards(const Params& params) {
   return shards;
 }
 
-namespace {
-
-template <typename Item>
-py::list listed(size_t count, const Item& item) {
-  py::list list(count);
-  for (size_t i = 0; i < count; ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), item(i).release().ptr());
+ListedShards::ListedShards(const Shards& shards) {
+  const auto in_list = [](const py::object& item) {
+    py::list list;
+    list.append(item);
+    return list;
+  };
+  for (size_t i = 0; i < shards.tensors.size(); ++i) {
+    types.append(in_list(to_python(shards.types[i])));
+    lengths.append(in_list(py::int_(shards.tensors[i].numel())));
+    all_lengths.append(shards.lengths[i]);
   }
-  return list;
-}
-
-template <typename Item>
-py::list listed_one_by_one(size_t count, const Item& item) {
-  return listed(count, [&](size_t i) { return listed(1, [&](size_t /*first*/) { return item(i); }); });
-}
-
-}  // namespace
-
-py::list listed_types(const Shards& shards) {
-  return listed_one_by_one(shards.types.size(), [&](size_t i) { return to_python(shards.types[i]); });
-}
-
-py::list listed_lengths(const Shards& shards) {
-  return listed_one_by_one(shards.tensors.size(),
-                           [&](size_t i) { return py::int_(shards.tensors[i].numel()); });
-}
-
-py::list all_lengths(const Shards& shards) {
-  return listed(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
 }
 
 namespace {
@@ -297,14 +279,13 @@ void to_unsharded(const Group& group) {
 }
 
 py::object fsdp_shards(py::handle fsdp_params) {
-  const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kForeachAllGather) : std::nullopt;
+  const auto params = can_serve() ? usual_params(fsdp_params.ptr(), "foreach_all_gather") : std::nullopt;
   const auto found = params ? find_shards(*params) : std::nullopt;
   if (!found) {
     return {};
   }
-  return py::make_tuple(to_python(found->dtype), listed_types(*found), listed_lengths(*found),
-                        all_lengths(*found));
+  const ListedShards listed(*found);
+  return py::make_tuple(to_python(found->dtype), listed.types, listed.lengths, listed.all_lengths);
 }
 
 py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank) {
@@ -318,7 +299,7 @@ py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank)
 py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
                          py::handle lengths, int64_t num_ranks) {
   const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kAllGatherOutputFn) : std::nullopt;
+      can_serve() ? usual_params(fsdp_params.ptr(), "_default_all_gather_output_fn") : std::nullopt;
   const auto* const buffer = dense_tensor(gathered_buffer);
   if (!params || buffer == nullptr) {
     return {};
@@ -333,7 +314,7 @@ py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py:
 }
 
 py::object fsdp_to_sharded(py::handle fsdp_group) {
-  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToSharded) : std::nullopt;
+  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._to_sharded") : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -342,7 +323,8 @@ py::object fsdp_to_sharded(py::handle fsdp_group) {
 }
 
 py::object fsdp_to_unsharded(py::handle fsdp_group) {
-  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToUnsharded) : std::nullopt;
+  const auto group =
+      can_serve() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._to_unsharded") : std::nullopt;
   if (!group) {
     return {};
   }

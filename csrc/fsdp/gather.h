@@ -27,11 +27,15 @@ struct Shards {
 // Returns this rank's shards of `params`; returns nullopt if a shard is of an uncommon kind.
 std::optional<Shards> find_shards(const Params& params);
 
-// A list of one item for each parameter, as AllGatherResult keeps dtypes and numbers of elements; all lengths
-// in one list.
-py::list listed_types(const Shards& shards);
-py::list listed_lengths(const Shards& shards);
-py::list all_lengths(const Shards& shards);
+// Lists of the dtypes and the numbers of elements as AllGatherResult keeps them: in a list of one item for
+// each parameter. Then all lengths in one list.
+struct ListedShards {
+  explicit ListedShards(const Shards& shards);
+
+  py::list types;
+  py::list lengths;
+  py::list all_lengths;
+};
 
 // Casts and copies the shards into this rank's part of `output`, and returns that part.
 at::Tensor copy_in(const Shards& shards, const at::Tensor& output, int64_t rank);
@@ -39,7 +43,7 @@ at::Tensor copy_in(const Shards& shards, const at::Tensor& output, int64_t rank)
 // The gathered tensor of each parameter.
 class GatheredTensors {
  public:
-  // `types` and `lengths`: listed_types() and listed_lengths() of the shards in `buffer`. Holds references to
+  // `types` and `lengths`: those of ListedShards for the shards in `buffer`. Holds references to
   // the arguments, which have to outlive it.
   GatheredTensors(const Params& params, PyObject* types, PyObject* lengths, const at::Tensor& buffer,
                   int64_t num_ranks)
@@ -73,7 +77,7 @@ void to_sharded(const Group& group);
 // Sets the gathered parameters on the group's modules.
 void to_unsharded(const Group& group);
 
-// For a list of FSDPParams: (dtype of the gather, listed_types(), listed_lengths(), all_lengths()).
+// For a list of FSDPParams: (dtype of the gather, the lists of ListedShards).
 py::object fsdp_shards(py::handle fsdp_params);
 
 // As copy_in(), for the shards of a list of FSDPParams.

@@ -305,7 +305,9 @@ void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::s
 }
 
 py::object fsdp_take_gradients(py::handle fsdp_group) {
-  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kTakeGradients) : std::nullopt;
+  const auto group = can_serve()
+                         ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._take_unsharded_grads_to_reduce")
+                         : std::nullopt;
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
 }
@@ -313,7 +315,7 @@ py::object fsdp_take_gradients(py::handle fsdp_group) {
 py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
   const auto size_type = imported<"torch", "Size">();
   const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kReduceScatterInputFn) : std::nullopt;
+      can_serve() ? usual_params(fsdp_params.ptr(), "_default_reduce_scatter_input_fn") : std::nullopt;
   if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
       PyList_GET_SIZE(gradients.ptr()) != static_cast<Py_ssize_t>(params->size())) {
     return {};
@@ -334,13 +336,14 @@ py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64
 }
 
 py::object fsdp_gradient_type(py::handle fsdp_params) {
-  const auto params = can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kCastGradients) : std::nullopt;
+  const auto params =
+      can_serve() ? usual_params(fsdp_params.ptr(), "_cast_and_view_sharded_grads") : std::nullopt;
   return params ? gradient_type(*params) : py::object();
 }
 
 py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) {
   const auto* const local = plain_tensor(local_object.ptr());
-  const auto& methods = methods_passed_by(Replaced::kToShardedDTensor).of_param;
+  const auto& methods = methods_passed_by("FSDPParam.to_sharded_dtensor").of_param;
   const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param, methods) : std::nullopt;
   if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
     return {};

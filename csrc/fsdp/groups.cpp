@@ -48,7 +48,7 @@ struct Gather {
 
 // Returns the gather of `group`; returns nullopt if the group is of an uncommon kind.
 std::optional<Gather> find_gather(const Fields& group) {
-  const auto params = usual_params(group.find<"fsdp_params">().ptr(), Replaced::kUnshard);
+  const auto params = usual_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
   const auto mesh_info = mesh_to_gather_over(group);
   if (!params || !is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
     return std::nullopt;
@@ -102,8 +102,9 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
     }
     event = streams.recorded_event(stream);
   }
+  const ListedShards listed(shards);
   const auto result = named_tuple(imported<kCollectives, "AllGatherResult">(), output, event, work,
-                                  listed_types(shards), listed_lengths(shards), all_lengths(shards));
+                                  listed.types, listed.lengths, listed.all_lengths);
   group.set<"_all_gather_result">(result.ptr());
 }
 
@@ -187,7 +188,7 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
     return true;
   }
   const auto group =
-      serves || serves_groups() ? usual_group(object.ptr(), Replaced::kWaitForUnshard) : std::nullopt;
+      serves || serves_groups() ? usual_group(object.ptr(), "FSDPParamGroup.wait_for_unshard") : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
   if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
@@ -261,7 +262,7 @@ void prefetch(const Fields& group) {
   const auto state = target.get<"_training_state">();
   set_state(target, training_state<"PRE_BACKWARD">());
   try {
-    if (usual_group_fields(before.ptr(), Replaced::kPreBackward)) {
+    if (usual_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
       unshard_now(target);
     } else {
       call_method<"unshard">(before, target.get<"unshard_async_op">());
@@ -277,7 +278,7 @@ void prefetch(const Fields& group) {
 
 py::object fsdp_pre_forward(py::handle fsdp_group) {
   const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreForward) : std::nullopt;
+      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_forward") : std::nullopt;
   if (!group) {
     return {};
   }
@@ -289,7 +290,8 @@ py::object fsdp_pre_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_post_forward(py::handle fsdp_group) {
-  const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostForward) : std::nullopt;
+  const auto group =
+      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_forward") : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -314,7 +316,7 @@ py::object fsdp_post_forward(py::handle fsdp_group) {
 
 py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
   const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreBackward) : std::nullopt;
+      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_backward") : std::nullopt;
   if (!group) {
     return {};
   }

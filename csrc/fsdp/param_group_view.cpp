@@ -5,7 +5,6 @@
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/dict_version.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/layouts.h"
 

@@ -19,25 +19,8 @@
 
 namespace funcol::python {
 
-// The functions of FSDP2 that C++ replaces, in the order of kReplacedNames.
-enum class Replaced {
-  kPreForward,
-  kPostForward,
-  kPreBackward,
-  kPostBackward,
-  kUnshard,
-  kWaitForUnshard,
-  kForeachAllGather,
-  kAllGatherOutputFn,
-  kToSharded,
-  kToUnsharded,
-  kTakeGradients,
-  kReduceScatterInputFn,
-  kCastGradients,
-  kToShardedDTensor,
-};
-
-// Their names in Python's table, python/funcol/installation/fully_shard_table.py.
+// The functions of FSDP2 that C++ replaces, by their names in Python's table,
+// python/funcol/installation/fully_shard_table.py.
 inline constexpr std::array kReplacedNames = {
     "FSDPParamGroup.pre_forward",
     "FSDPParamGroup.post_forward",
@@ -54,6 +37,8 @@ inline constexpr std::array kReplacedNames = {
     "_cast_and_view_sharded_grads",
     "FSDPParam.to_sharded_dtensor",
 };
+
+using Replaced = NameIn<kReplacedNames>;  // usual_group(object, "FSDPParamGroup.unshard")
 
 // FSDP2 as funcol found it. The references are never released.
 struct FullyShard {
@@ -109,7 +94,7 @@ FullyShard& fully_shard();
 
 // The methods that the replacement of `function` passes by.
 inline const FullyShard::Methods& methods_passed_by(Replaced function) {
-  return fully_shard().methods.at(static_cast<size_t>(function));
+  return fully_shard().methods.at(function.index);
 }
 
 // Returns true if no mode or transform is active, and no program has replaced a function that C++ bypasses.

@@ -350,7 +350,8 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
 }  // namespace
 
 py::object fsdp_post_backward(py::handle fsdp_group) {
-  const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostBackward) : std::nullopt;
+  const auto group =
+      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_backward") : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }

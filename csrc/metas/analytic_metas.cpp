@@ -1,9 +1,10 @@
-#include "metas/analytic_metas.h"
-
+// Outputs of operators whose Meta kernels are written in Python, and slow.
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
+
+#include "metas/output_metas.h"
 
 namespace funcol {
 namespace known {

@@ -26,4 +26,10 @@ std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& o
 // The same for the operator that `call` names; ValueError if there is none.
 std::vector<std::optional<TensorMeta>> output_metas(const OpCall& call);
 
+// The outputs of common reductions, matrix products, softmax and log_softmax with their backwards,
+// native_layer_norm with its backward, cat, cumsum, tril and triu. Where devices differ, the outputs are
+// those of a GPU (statistics of half precision inputs are float). Nothing for other operators, and for
+// arguments that the operator itself has to check.
+std::optional<std::vector<std::optional<TensorMeta>>> analytic_metas(const OpCall& call);
+
 }  // namespace funcol

@@ -1,4 +1,5 @@
-// Attributes of Python objects whose names are known at compile time: each name is made a string once.
+// Attributes of Python objects whose names are known at compile time: each name is made a string once. The
+// numbers that CPython changes with each change of a class or a dict.
 //
 //   const auto mesh = attribute<"mesh">(spec);
 #pragma once
@@ -7,6 +8,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
 
 namespace funcol::python {
 
@@ -68,7 +71,35 @@ py::object find_attribute(py::handle object) {
   return py::reinterpret_steal<py::object>(value);
 }
 
+// The index of a name among `names`, found when it is compiled: NameIn<kNames>("mesh_axes").
+template <const auto& names>
+struct NameIn {
+  consteval NameIn(const char* name) {  // NOLINT: callback("mesh_axes")
+    while (std::string_view(names.at(index)) != name) {
+      ++index;
+    }
+  }
+
+  size_t index = 0;
+};
+
 // The name of the object's class, for messages.
 inline const char* type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+// Returns the version of a dict; 0 if this Python does not count its changes, 1 for null.
+inline uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000  // 3.13 counts no change of an attribute that lies in the object
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return dict == nullptr ? 1 : reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  return dict == nullptr ? 1 : 0;
+#endif
+}
+
+// Returns the version of a class and its bases; 0 if no attribute was looked up in the class since its last
+// change.
+inline uint64_t version_of(const PyTypeObject* type) { return type->tp_version_tag; }
 
 }  // namespace funcol::python

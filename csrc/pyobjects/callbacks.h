@@ -6,24 +6,28 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <string>
+
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 
-enum class Callback {
-  kMeshAxes,              // sizes and names of a DeviceMesh's axes, and their groups
-  kMakeSpec,              // a DTensorSpec of its parts
-  kRedistributionTarget,  // the DTensorSpec that placements lead to
-  kAxisGroup,             // the process group along axes of a mesh
-  kRanksOfMesh,           // the default group, and the mesh's ranks in it
-  kNoteRedistribution,    // a context in which PyTorch's DebugMode notes a redistribution
-  kApplyMask,             // a mask partial applied to a local tensor
-  kFillMask,              // a local tensor of a mask partial made
-  kGradientOfToLocal,     // gradients of DTensor's methods, where C++ does not serve them
-  kGradientOfFromLocal,
-  kGradientOfRedistribute,
-  kMeshPair,  // ranks of two meshes, and a process group of all of them
+inline constexpr std::array kCallbackNames = {
+    "mesh_axes",              // sizes and names of a DeviceMesh's axes, and their groups
+    "make_spec",              // a DTensorSpec of its parts
+    "redistribution_target",  // the DTensorSpec that placements lead to
+    "axis_group",             // the process group along axes of a mesh
+    "ranks_of_mesh",          // the default group, and the mesh's ranks in it
+    "note_redistribution",    // a context in which PyTorch's DebugMode notes a redistribution
+    "apply_mask",             // a mask partial applied to a local tensor
+    "fill_mask",              // a local tensor of a mask partial made
+    "gradient_of_to_local",   // gradients of DTensor's methods, where C++ does not serve them
+    "gradient_of_from_local",
+    "gradient_of_redistribute",
+    "mesh_pair",  // ranks of two meshes, and a process group of all of them
 };
+using Callback = NameIn<kCallbackNames>;
 
 // RuntimeError naming the function if the module that has it is not loaded.
 py::handle callback(Callback which);

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "layout/cache.h"
-#include "layout/hash.h"
+#include "layout/word_key.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 
@@ -48,11 +48,11 @@ void set_in(const py::object& dict, PyObject* name, PyObject* value) {
 
 // All that a check reads of a call. Objects that are compared by their address are held, so that no other
 // object gets the address.
-class CheckedCall {
+class CheckedCall : public WordKey {
  public:
-  void add_word(uint64_t word) { words_.push_back(word); }
+  using WordKey::add;
   void add_object(PyObject* object) {
-    words_.push_back(reinterpret_cast<uintptr_t>(object));
+    add(reinterpret_cast<uintptr_t>(object));
     held_.push_back(py::reinterpret_borrow<py::object>(object));
   }
 
@@ -70,25 +70,18 @@ class CheckedCall {
   const std::vector<PyObject*>& tensors() const { return tensors_; }
   void forget_tensors() { tensors_.clear(); }
 
-  bool operator==(const CheckedCall& other) const { return words_ == other.words_; }
-  size_t hash() const {
-    Hash hash;
-    hash.add_all(words_);
-    return hash.value();
-  }
   size_t heap_bytes() const {
-    return funcol::heap_bytes(words_) + held_.capacity() * sizeof(py::object) + kBlockBytes;
+    return WordKey::heap_bytes() + held_.capacity() * sizeof(py::object) + kBlockBytes;
   }
 
  private:
   bool add_all(PyObject* const* values, Py_ssize_t count) {
-    add_word(static_cast<uint64_t>(count));
+    add(static_cast<uint64_t>(count));
     return std::all_of(values, values + count, [&](PyObject* value) { return add(value); });
   }
   bool add_items(PyObject* dict);
   bool add_tensor(PyObject* object);
 
-  std::vector<uint64_t> words_;
   std::vector<py::object> held_;
   std::vector<PyObject*> tensors_;
 };
@@ -101,11 +94,11 @@ bool CheckedCall::add(PyObject* value) {
   }
   if (PyLong_CheckExact(value)) {
     int overflow = 0;
-    add_word(static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(value, &overflow)));
+    add(static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(value, &overflow)));
     return overflow == 0;
   }
   if (PyFloat_CheckExact(value)) {
-    add_word(std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value)));
+    add(std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value)));
     return true;
   }
   if (PyUnicode_CheckExact(value)) {
@@ -128,7 +121,7 @@ bool CheckedCall::add(PyObject* value) {
   }
   if (THPDevice_Check(value)) {
     const auto device = reinterpret_cast<THPDevice*>(value)->device;
-    add_word((static_cast<uint64_t>(device.type()) << 8U) | static_cast<uint8_t>(device.index()));
+    add((static_cast<uint64_t>(device.type()) << 8U) | static_cast<uint8_t>(device.index()));
     return true;
   }
   static const auto shard = imported<"spmd_types.types", "Shard">();
@@ -151,7 +144,7 @@ bool CheckedCall::add(PyObject* value) {
 }
 
 bool CheckedCall::add_items(PyObject* dict) {
-  add_word(static_cast<uint64_t>(PyDict_Size(dict)));
+  add(static_cast<uint64_t>(PyDict_Size(dict)));
   PyObject* name = nullptr;
   PyObject* value = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(dict, &place, &name, &value) != 0;) {
@@ -169,12 +162,11 @@ bool CheckedCall::add_tensor(PyObject* object) {
     return false;
   }
   tensors_.push_back(object);
-  add_word((static_cast<uint64_t>(tensor->dim()) << 24U) |
-           (static_cast<uint64_t>(tensor->scalar_type()) << 16U) |
-           (static_cast<uint64_t>(tensor->device().type()) << 8U) |
-           static_cast<uint64_t>(tensor->requires_grad()));
+  add((static_cast<uint64_t>(tensor->dim()) << 24U) | (static_cast<uint64_t>(tensor->scalar_type()) << 16U) |
+      (static_cast<uint64_t>(tensor->device().type()) << 8U) |
+      static_cast<uint64_t>(tensor->requires_grad()));
   for (const auto sizes : {tensor->sizes(), tensor->strides()}) {
-    words_.insert(words_.end(), sizes.begin(), sizes.end());
+    words.insert(words.end(), sizes.begin(), sizes.end());
   }
   return add_types(object);
 }
@@ -328,8 +320,8 @@ py::object call(py::handle func, py::handle args, py::handle kwargs) {
 // All that the check of a call reads; an empty key if that is not known.
 std::optional<CheckedCall> key_of(py::handle mode, py::handle func, py::handle args, py::handle kwargs) {
   CheckedCall key;
-  key.add_word(number_of_mesh());
-  key.add_word(at::GradMode::is_enabled());
+  key.add(number_of_mesh());
+  key.add(at::GradMode::is_enabled());
   key.add_object(attribute<"_strict">(mode).ptr());
   key.add_object(attribute<"_local">(mode).ptr());
   key.add_object(func.ptr());
@@ -386,9 +378,9 @@ py::object assert_type(py::handle own, py::handle tensor, py::handle types, py::
     return {};
   }
   CheckedCall key;
-  key.add_word(number_of_mesh());
+  key.add(number_of_mesh());
   key.add_object(own.ptr());
-  key.add_word(static_cast<uint64_t>(THPVariable_Unpack(tensor.ptr()).dim()));
+  key.add(static_cast<uint64_t>(THPVariable_Unpack(tensor.ptr()).dim()));
   if (!key.add_types(tensor.ptr()) || !key.add(types.ptr()) || !key.add(options.ptr())) {
     return {};
   }

@@ -96,7 +96,7 @@ std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
 }
 
 Mesh read_mesh(py::handle device_mesh) {
-  const auto axes = callback(Callback::kMeshAxes)(device_mesh).cast<py::tuple>();
+  const auto axes = callback("mesh_axes")(device_mesh).cast<py::tuple>();
   return {axes[0].cast<std::vector<int64_t>>(), axes[1].cast<std::vector<std::string>>(),
           axes[2].cast<std::vector<AxisSet>>(), axes[3].cast<int64_t>()};
 }

@@ -113,7 +113,7 @@ const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& kno
   if (known_group != groups.end()) {
     return known_group->second;
   }
-  const auto found = callback(Callback::kAxisGroup)(device_mesh, axes).cast<py::tuple>();
+  const auto found = callback("axis_group")(device_mesh, axes).cast<py::tuple>();
   const auto name = found[0].cast<std::string>();
   const auto c10d_group = compat::registered_group(name);
   AxisGroup group{name, found[1].cast<std::vector<int64_t>>(),
@@ -123,7 +123,7 @@ const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& kno
 
 const std::vector<int64_t>& all_ranks(py::handle device_mesh, KnownMesh& known) {
   if (known.ranks.empty()) {
-    const auto found = callback(Callback::kRanksOfMesh)(device_mesh).cast<py::tuple>();
+    const auto found = callback("ranks_of_mesh")(device_mesh).cast<py::tuple>();
     known.world = found[0].cast<std::string>();
     known.ranks = found[1].cast<std::vector<int64_t>>();
   }

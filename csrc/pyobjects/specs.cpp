@@ -4,7 +4,6 @@
 #include <torch/csrc/Size.h>
 
 #include <algorithm>
-#include <bit>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -13,65 +12,28 @@
 
 #include "compat/dtensor_spec.h"
 #include "layout/cache.h"
-#include "layout/hash.h"
+#include "layout/word_key.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"
 #include "pyobjects/op_schemas.h"
-#include "pyobjects/spec_objects.h"
 
 namespace funcol::python {
 namespace {
 
-// The words of a layout, and of a spec on a mesh.
-std::vector<uint64_t> words_of(const Layout& layout) {
-  std::vector<uint64_t> words;
-  for (const auto& placement : layout.placements) {
-    words.push_back(static_cast<uint64_t>(placement.kind) | static_cast<uint64_t>(placement.op) << 8 |
-                    (placement.is_norm() ? 1 << 16 : 0) | static_cast<uint64_t>(placement.dim) << 32);
-    if (placement.is_shard()) {
-      words.push_back(static_cast<uint64_t>(placement.split_factor));
-    } else if (placement.is_norm()) {
-      words.push_back(std::bit_cast<uint64_t>(placement.norm.value));
-      words.push_back(placement.norm.is_integer ? 1 : 0);
-    }
-  }
-  if (layout.order != default_shard_order(layout.placements)) {
-    for (const auto& axes : layout.order) {
-      words.push_back(axes.size());
-      words.insert(words.end(), axes.begin(), axes.end());
-    }
-  }
-  return words;
-}
-
-struct SpecKey {
+struct SpecKey : WordKey {
   SpecKey(uint64_t mesh_id, const Spec& spec, bool strided_as_order) {
-    const auto& [meta, layout] = spec;
-    const auto of_layout = words_of(layout);
-    words.reserve(2 + 2 * meta.shape.size() + of_layout.size());
-    words.push_back(mesh_id);
-    words.push_back(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size() << 16 |
-                    layout.placements.size() << 1 | (strided_as_order ? 1 : 0));
-    words.insert(words.end(), meta.shape.begin(), meta.shape.end());
-    words.insert(words.end(), meta.stride.begin(), meta.stride.end());
-    words.insert(words.end(), of_layout.begin(), of_layout.end());
+    words.reserve(8 + 2 * spec.meta.shape.size() + 2 * spec.layout.placements.size());
+    add(mesh_id << 1 | (strided_as_order ? 1 : 0));
+    add(spec.meta);
+    add(spec.layout);
   }
 
-  size_t hash() const {
-    Hash hash;
-    hash.add_all(words);
-    return hash.value();
-  }
-  bool is_on(uint64_t mesh_id) const { return words[0] == mesh_id; }
+  bool is_on(uint64_t mesh_id) const { return words[0] >> 1 == mesh_id; }
   friend bool operator==(const SpecKey&, const SpecKey&) = default;
-
-  std::vector<uint64_t> words;
 };
-
-size_t heap_bytes(const SpecKey& key) { return funcol::heap_bytes(key.words); }
 
 uint64_t id_of_mesh(py::handle mesh) {
   static auto* const ids = new MeshTable<uint64_t>([](const uint64_t& id) { forget_mesh(id); });  // NOLINT
@@ -169,20 +131,10 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     placements[axis] = to_python_placement(spec.layout.placements[axis], masked);
   }
-  return callback(Callback::kMakeSpec)(
-      mesh, placements, to_python_order(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
-      py::tuple(py::cast(spec.meta.stride)), to_python(static_cast<at::ScalarType>(spec.meta.dtype)),
-      strided_as_order && has_strided_shards(spec.layout));
-}
-
-Geometry geometry_of(py::handle spec) {
-  const auto meta = attribute<"tensor_meta">(spec);
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  const bool are_numbers =
-      read_ints(attribute<"shape">(meta), sizes) && read_ints(attribute<"stride">(meta), strides);
-  TORCH_INTERNAL_ASSERT(are_numbers);  // a spec that C++ has values for
-  return {sizes, strides};
+  return callback("make_spec")(mesh, placements, to_python_order(spec.layout.order),
+                               py::tuple(py::cast(spec.meta.shape)), py::tuple(py::cast(spec.meta.stride)),
+                               to_python(static_cast<at::ScalarType>(spec.meta.dtype)),
+                               strided_as_order && has_strided_shards(spec.layout));
 }
 
 // Returns the object that a spec keeps as its hash; null if it keeps none.
@@ -222,10 +174,10 @@ std::map<std::vector<uint64_t>, py::object>& specs_of_layouts() {
   return *known;
 }
 
-std::vector<uint64_t> words_of_spec(const Layout& layout, bool strided_as_order) {
-  auto words = words_of(layout);
-  words.push_back(strided_as_order ? 1 : 0);
-  return words;
+std::vector<uint64_t> words_of(const Layout& layout, bool strided_as_order) {
+  WordKey key{{strided_as_order ? 1U : 0U}};
+  key.add(layout);
+  return std::move(key.words);
 }
 
 // Returns a spec with the layout of `spec`, without mesh and tensor_meta: mostly that of an earlier spec,
@@ -234,7 +186,7 @@ py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   const auto own = copy(spec, {{interned<"mesh">(), py::none()},
                                {interned<"tensor_meta">(), py::none()},
                                {interned<"_hash">(), py::none()}});
-  auto words = words_of_spec(layout, compat::strided_shards_stand_for_order(spec));
+  auto words = words_of(layout, compat::strided_shards_stand_for_order(spec));
   const auto& earlier = specs_of_layouts().try_emplace(std::move(words), own).first->second;
   const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
                        are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
@@ -258,9 +210,9 @@ py::object to_python_meta(const TensorMeta& meta) {
 // Makes a spec of a layout that is known and has no masks, without Python. Returns null for another layout.
 py::object spec_of_known_layout(const Spec& spec, py::handle mesh, bool strided_as_order) {
   const auto& layouts = specs_of_layouts();
-  auto known = layouts.find(words_of_spec(spec.layout, strided_as_order));
+  auto known = layouts.find(words_of(spec.layout, strided_as_order));
   if (known == layouts.end() && !has_strided_shards(spec.layout)) {
-    known = layouts.find(words_of_spec(spec.layout, !strided_as_order));
+    known = layouts.find(words_of(spec.layout, !strided_as_order));
   }
   if (known == layouts.end()) {
     return {};
@@ -280,12 +232,73 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
     return *known;
   }
   auto spec = spec_of_known_layout(value, mesh, strided_as_order);
-  auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, spec ? spec : make());
+  auto shared = std::make_shared<const SharedSpec>(mesh_id, value, spec ? spec : make());
   specs().put(std::move(key), shared);
   return shared;
 }
 
+// Compares values where the placements are of known kinds: Python's comparison takes ten times as long.
+bool are_same_placements(const py::object& one, const py::object& other) {
+  if (one.is(other)) {
+    return true;
+  }
+  try {
+    return to_placements(one) == to_placements(other);
+  } catch (const c10::Error&) {
+    return are_equal(one, other);
+  }
+}
+
 }  // namespace
+
+bool are_equal(const py::object& one, const py::object& other) {
+  const int result = one.is(other) ? 1 : PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
+  if (result < 0) {
+    throw py::error_already_set();
+  }
+  return result == 1;
+}
+
+bool hold_alike(py::handle spec, py::handle other) {
+  return spec.is(other) ||
+         (are_same_placements(attribute<"placements">(spec), attribute<"placements">(other)) &&
+          are_equal(attribute<"shard_order">(spec), attribute<"shard_order">(other)));
+}
+
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
+  if (!PyTuple_Check(tuple.ptr())) {
+    return false;
+  }
+  const auto count = PyTuple_GET_SIZE(tuple.ptr());
+  numbers.resize(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
+    if (!PyLong_CheckExact(number)) {
+      return false;
+    }
+    numbers[i] = PyLong_AsLongLong(number);
+  }
+  return true;
+}
+
+py::object meta_of(py::handle spec, const char* op) {
+  auto meta = attribute<"tensor_meta">(spec);
+  TORCH_CHECK_VALUE(
+      !meta.is_none(), "funcol::", op,
+      ": the source spec has no tensor_meta, so the shape of the whole tensor is not known. Pass a "
+      "DTensorSpec with tensor_meta.");
+  return meta;
+}
+
+std::vector<int64_t> shape_of(py::handle spec, const char* op) {
+  const auto shape = attribute<"shape">(meta_of(spec, op));
+  std::vector<int64_t> sizes;
+  for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
+    sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
+                                                  : py::int_(size).cast<int64_t>());
+  }
+  return sizes;
+}
 
 // Has the spec, and its copies from here on, found by its hash.
 void share_hash(PyObject* spec, const SharedSpec& shared) {
@@ -314,10 +327,10 @@ py::object copy_without_mesh(py::handle spec) {
 
 py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, {{interned<"mesh">(), mesh}}); }
 
-SharedSpec::SharedSpec(uint64_t mesh_id, const Layout& layout, const py::object& spec)
+SharedSpec::SharedSpec(uint64_t mesh_id, const Spec& value, const py::object& spec)
     : id(mesh_id << 40 | ++num_shared_specs),
-      geometry(geometry_of(spec)),
-      same_layout_(spec_of_layout(spec, layout)),
+      geometry(value.meta.shape, value.meta.stride),
+      same_layout_(spec_of_layout(spec, value.layout)),
       meta_(attribute<"tensor_meta">(spec)) {
   const auto hash = PyObject_Hash(spec.ptr());
   if (hash == -1) {

@@ -1,4 +1,5 @@
-// PyTorch's DTensorSpecs made of values: each is made once and remembered, and callers get copies.
+// The fields of a DTensorSpec, and DTensorSpecs made of values: each is made once and remembered, and callers
+// get copies.
 //
 // Programs write to specs, so that they never get a remembered one. Everything here needs the GIL.
 #pragma once
@@ -11,17 +12,47 @@
 #include <vector>
 
 #include "propagation/propagator.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/layouts.h"
 
 namespace funcol::python {
+
+struct SpecObjects {
+  explicit SpecObjects(py::handle spec)
+      : mesh(attribute<"mesh">(spec)),
+        placements(attribute<"placements">(spec)),
+        order(attribute<"shard_order">(spec)) {}
+
+  Layout read() const { return {to_placements(placements), to_shard_order(order)}; }
+
+  py::object mesh;
+  py::object placements;
+  py::object order;
+};
+
+// Python's ==.
+bool are_equal(const py::object& one, const py::object& other);
+
+// Returns true if the placements and shard orders of two specs are equal.
+bool hold_alike(py::handle spec, py::handle other);
+
+// The integers of a tuple; false if it is no tuple, or one of them is a symbol.
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
+
+// The spec's tensor_meta; ValueError naming `op` if it has none.
+py::object meta_of(py::handle spec, const char* op);
+
+// The shape of the whole tensor. A symbol becomes the number that it stands for, and a guard.
+std::vector<int64_t> shape_of(py::handle spec, const char* op);
 
 // Finds the Python placement with a mask, by Placement::mask.
 using MaskedPlacements = std::function<py::object(const Placement&)>;
 
 // One object for all DTensorSpecs that are equal and on one mesh, while it is kept. It keeps no mesh alive.
 struct SharedSpec : std::enable_shared_from_this<SharedSpec> {
-  // `spec` has this layout and is on the mesh of this id.
-  SharedSpec(uint64_t mesh_id, const Layout& layout, const py::object& spec);
+  // `spec` has this value and is on the mesh of this id.
+  SharedSpec(uint64_t mesh_id, const Spec& value, const py::object& spec);
   ~SharedSpec();
   SharedSpec(const SharedSpec&) = delete;
   SharedSpec& operator=(const SharedSpec&) = delete;

@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "metas/output_metas.h"
-#include "sharding/foreach_dedup.h"
-#include "sharding/output_sharding.h"
-#include "sharding/python_strategies.h"
+#include "propagation/rule.h"
+#include "propagation/upstream_plans.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/layouts.h"
 
 namespace funcol::python {
 namespace {
@@ -37,6 +39,31 @@ std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_ru
   }
 }
 
+// Returns true if C++ has prices for PyTorch's plans: the mesh has at most kMostAxes axes, or all tensors
+// have the default shard order and no strided shards.
+bool has_prices(const PythonSchema& schema) {
+  return to_mesh(schema.mesh).num_axes() <= static_cast<int64_t>(UpstreamPlans::kMostAxes) ||
+         std::ranges::all_of(schema.layouts, [](const Layout& layout) {
+           return is_default(layout.order) && !has_strided_shards(layout);
+         });
+}
+
+// Returns true if rules in C++ support the layouts: no norms, and only partials that commute.
+bool knows_layout(const Layout& layout) {
+  const auto& placements = layout.placements;
+  return std::ranges::all_of(placements, [&](const Placement& a) {
+    return !a.is_partial() || (!a.is_norm() && std::ranges::all_of(placements, [&](const Placement& b) {
+      return !b.is_partial() || commute(a, b);
+    }));
+  });
+}
+
+// Counts by reason, by OpOverload, all of which outlive the counts.
+std::unordered_map<PyObject*, std::map<std::string, size_t>>& counts() {
+  static std::unordered_map<PyObject*, std::map<std::string, size_t>> counts;
+  return counts;
+}
+
 }  // namespace
 
 ShardingEngine::ShardingEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords)
@@ -54,30 +81,121 @@ py::object ShardingEngine::propagate(py::handle op_schema, py::handle rows_of, p
     return whole(op_schema, remember);
   }
   const bool has_rule = serves(*schema.op);
-  return remembered(op_schema, schema, has_rule, remember,
-                    [&] { return decide(op_schema, schema, has_rule, rows_of, whole, assemble); });
+  return remembered(schema, has_rule, remember, [&]() -> py::object {
+    CallDecisions decisions(schema);
+    using Found = std::variant<PartDecision, Reason>;
+    const auto reason = decisions.decide([&](Part& part, const py::object& /*index*/) -> Found {
+      MaskObjects masks;
+      const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of, masks);
+      return rows ? Found(PartDecision{propagator_.propagate(part.schema, *rows), std::move(masks)})
+                  : Found("rows");
+    });
+    return reason ? whole(op_schema, false) : assemble(op_schema, decisions.specs());
+  });
 }
 
-py::object ShardingEngine::decide(py::handle op_schema, const PythonSchema& schema, bool has_rule,
-                                  py::handle rows_of, py::handle whole, py::handle assemble) {
-  py::list elements;
-  auto parts = parts_of(schema);
-  AlikeParts decided(parts);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    auto& part = parts[i];
-    if (const auto same = decided.added_like(i)) {
-      elements.append(with_own_outputs(elements[*same].cast<py::tuple>()));
-      continue;
-    }
-    MaskObjects masks;
-    const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of, masks);
-    if (!rows.has_value()) {
-      return whole(op_schema, false);
-    }
-    elements.append(decided_specs(schema, part, propagator_.propagate(part.schema, *rows), masks));
-    decided.add(i);
+py::object ShardingEngine::remembered(const PythonSchema& schema, bool has_rule, bool remember,
+                                      const std::function<py::object()>& decide) {
+  if (!remember) {
+    return decide();
   }
-  return assemble(op_schema, elements);
+  auto key = decision_key(schema, has_rule);
+  if (const auto* const known = decisions_.find(key)) {
+    ++num_hits_;
+    return known->sharding;
+  }
+  ++num_misses_;
+  auto decided = decide();
+  decisions_.put(std::move(key), {decided});
+  return decided;
+}
+
+py::object ShardingEngine::propagate_as_pytorch(py::handle op_schema, UpstreamRules& rules,
+                                                py::handle rule_of, py::handle otherwise, py::handle assemble,
+                                                bool remember) {
+  PythonSchema schema;
+  try {
+    schema = read_op_schema(op_schema, moves_keywords_, Reading::kAsPyTorch);
+  } catch (const c10::Error&) {
+    return otherwise(op_schema, "value");
+  }
+  const py::object op = attribute<"op">(op_schema);
+  return remembered(schema, rules.is_in_cpp(op), remember, [&]() -> py::object {
+    const auto found = decide_as_pytorch(op, schema, rules,
+                                         [&](const py::object& index) { return rule_of(op_schema, index); });
+    const auto* const decisions = std::get_if<CallDecisions>(&found);
+    return decisions == nullptr ? otherwise(op_schema, std::get<Reason>(found))
+                                : assemble(op_schema, decisions->specs());
+  });
+}
+
+std::optional<CallDecision> ShardingEngine::decide_call(py::handle op, const PythonSchema& schema,
+                                                        UpstreamRules& rules, const AskForRule& ask) const {
+  const auto found = decide_as_pytorch(op, schema, rules, ask);
+  const auto* const decisions = std::get_if<CallDecisions>(&found);
+  return decisions == nullptr ? std::nullopt : decisions->values();
+}
+
+std::variant<CallDecisions, Reason> ShardingEngine::decide_as_pytorch(py::handle op,
+                                                                      const PythonSchema& schema,
+                                                                      UpstreamRules& rules,
+                                                                      const AskForRule& ask) const {
+  if (!has_prices(schema)) {
+    return "axes";
+  }
+  std::optional<CallDecisions> decisions;
+  try {
+    decisions.emplace(schema);
+  } catch (const c10::ValueError&) {  // tensors of several meshes
+    return kRefused;
+  }
+  const bool has_rule = rules.is_in_cpp(op);
+  auto reason = decisions->decide([&](Part& part, const py::object& index) {
+    return follow(rules.rule_of(op, schema, part, [&] { return ask(index); }), schema, part, has_rule);
+  });
+  if (reason) {
+    return *std::move(reason);
+  }
+  return *std::move(decisions);
+}
+
+// Follows PyTorch's rule for a part. If C++ has a rule, too, that does not allow PyTorch's choice, C++
+// chooses.
+std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& rule,
+                                                          const PythonSchema& schema, Part& part,
+                                                          bool has_rule) const {
+  if (const auto* const reason = std::get_if<Reason>(&rule.rule)) {
+    return *reason;
+  }
+  if (!fill_outputs(part.schema.call)) {
+    return "metas";
+  }
+  auto choice = pytorchs_choice(schema, part, rule);
+  if (auto* const reason = std::get_if<Reason>(&choice)) {
+    return std::move(*reason);
+  }
+  PartDecision decision{std::get<OutputSharding>(std::move(choice))};
+  auto& sharding = decision.sharding;
+  if (const auto* const axis_rule = std::get_if<std::shared_ptr<const AxisRule>>(&rule.rule)) {
+    decision.masks = (*axis_rule)->masks;
+  }
+  const auto* const own = has_rule ? find_rule(part.schema.call.op) : nullptr;
+  if (own == nullptr || !std::ranges::all_of(part.schema.layouts, knows_layout) ||
+      !std::ranges::all_of(sharding.inputs, knows_layout)) {
+    return decision;
+  }
+  try {
+    add_written_outputs(part.schema);
+    for (const size_t number : part.schema.written) {
+      sharding.outputs.emplace_back(Spec{part.schema.call.tensors[number], sharding.inputs[number]});
+    }
+    if (!propagator_.allows(part.schema, (*own)(part.schema.call), sharding)) {
+      decision = {propagator_.propagate(part.schema, (*own)(part.schema.call))};
+    }
+  } catch (const std::invalid_argument&) {
+    return "write";
+  }
+  return decision;
 }
 
 py::object ShardingEngine::strategies(py::handle op_schema, py::handle rows_of) {
@@ -130,5 +248,20 @@ py::tuple ShardingEngine::info() const {
 bool ShardingEngine::serves(const Operator& op) const {
   return left_.count(op.name) == 0 && find_rule(op.name) != nullptr;
 }
+
+void count_decision(py::handle op_overload, const std::string& reason) {
+  to_operator(op_overload);  // keeps the overload
+  ++counts()[op_overload.ptr()][reason];
+}
+
+std::map<std::string, std::map<std::string, size_t>> decision_counts() {
+  std::map<std::string, std::map<std::string, size_t>> by_name;
+  for (const auto& [op, of_op] : counts()) {
+    by_name[py::str(py::handle(op))] = of_op;
+  }
+  return by_name;
+}
+
+void forget_decision_counts() { counts().clear(); }
 
 }  // namespace funcol::python

@@ -7,31 +7,23 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_set>
-#include <utility>
-#include <vector>
+#include <variant>
 
 #include "layout/cache.h"
 #include "planner/cost_model.h"
 #include "propagation/propagator.h"
 #include "pyobjects/op_schemas.h"
-#include "sharding/decision_key.h"
-#include "sharding/mask_partials.h"
+#include "sharding/call_decisions.h"
 #include "sharding/upstream_rules.h"
 
 namespace funcol::python {
 
 // The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
 constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
-
-// A decision of a call as values. Masks in the layouts are those of the call's tensors.
-struct CallDecision {
-  std::vector<std::optional<Spec>> outputs;  // those of each element of the lists, one after another
-  std::vector<Layout> inputs;                // of PythonSchema::tensors
-  bool moves = false;                        // some tensors are redistributed first
-};
 
 // Gives PyTorch's rule, as UpstreamRules::rule_of() asks for it, for an element of the lists or for the whole
 // call (None).
@@ -84,34 +76,28 @@ class ShardingEngine {
   bool serves(const Operator& op) const;
 
   // Returns the decision of decide(), made once for all equal calls; each time without `remember`.
-  template <typename Decide>
-  py::object remembered(py::handle op_schema, const PythonSchema& schema, bool has_rule, bool remember,
-                        const Decide& decide) {
-    if (!remember) {
-      return decide();
-    }
-    auto key = decision_key(op_schema, schema, has_rule);
-    if (const auto* const known = decisions_.find(key)) {
-      ++num_hits_;
-      return known->sharding;
-    }
-    ++num_misses_;
-    auto decided = decide();
-    decisions_.put(std::move(key), {decided});
-    return decided;
-  }
-
-  py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
-                    py::handle whole, py::handle assemble);
-  class AsPyTorch;
+  py::object remembered(const PythonSchema& schema, bool has_rule, bool remember,
+                        const std::function<py::object()>& decide);
+  // Decides a call by `rules`. Returns the reason if PyTorch has to decide.
+  std::variant<CallDecisions, Reason> decide_as_pytorch(py::handle op, const PythonSchema& schema,
+                                                        UpstreamRules& rules, const AskForRule& ask) const;
+  std::variant<PartDecision, Reason> follow(const UpstreamRule& rule, const PythonSchema& schema, Part& part,
+                                            bool has_rule) const;
 
   Propagator propagator_;
-  Cache<DecisionKey, Decision> decisions_;
+  Cache<WordKey, Decision> decisions_;
   size_t capacity_;
   bool moves_keywords_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
   std::unordered_set<std::string> left_;
 };
+
+// How many sharding decisions C++ made ("C++"), and why others were left to PyTorch.
+void count_decision(py::handle op_overload, const std::string& reason);
+
+// Returns {operator: {reason: count}} since the last forget_decision_counts().
+std::map<std::string, std::map<std::string, size_t>> decision_counts();
+void forget_decision_counts();
 
 }  // namespace funcol::python

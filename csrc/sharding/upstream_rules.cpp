@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <string_view>
 #include <utility>
 
-#include "layout/hash.h"
 #include "metas/output_metas.h"
+#include "propagation/argument_words.h"
 #include "propagation/upstream_views.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/layouts.h"
@@ -19,40 +18,19 @@
 namespace funcol::python {
 namespace {
 
-// Reads a row of Python: placements of outputs, then of the rule's tensors, all of which have one. Returns
-// false for another row.
-bool add_row(const py::sequence& cells, AxisRule& rule) {
-  if (cells.size() < rule.num_inputs) {
-    return false;
-  }
-  Row row;
-  const auto num_outputs = cells.size() - rule.num_inputs;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    const py::object cell = cells[i];
-    if (i >= num_outputs && cell.is_none()) {
-      return false;
-    }
-    if (i >= num_outputs) {
-      row.inputs.push_back(read_cell(cell, to_placement_or_norm, rule.masks));
-    } else {
-      row.outputs.push_back(
-          cell.is_none() ? std::nullopt : std::optional(read_cell(cell, to_placement_or_norm, rule.masks)));
-    }
-  }
-  if (!rule.rows.empty() && row.outputs.size() != rule.rows[0].outputs.size()) {
-    return false;
-  }
-  rule.rows.push_back(std::move(row));
-  return true;
-}
-
 UpstreamRule read_axis_rule(const py::tuple& fields) {
   auto rule = std::make_shared<AxisRule>();
   rule->num_inputs = fields[1].cast<size_t>();
-  for (const auto& cells : fields[0]) {
-    if (!add_row(cells.cast<py::sequence>(), *rule)) {
+  for (const auto& given : fields[0]) {
+    const auto cells = given.cast<py::sequence>();
+    const auto num_outputs = cells.size() - rule->num_inputs;
+    auto row = cells.size() < rule->num_inputs
+                   ? std::nullopt
+                   : read_row(cells, num_outputs, to_placement_or_norm, rule->masks);
+    if (!row || (!rule->rows.empty() && num_outputs != rule->rows[0].outputs.size())) {
       return {kRefused};
     }
+    rule->rows.push_back(*std::move(row));
   }
   rule->allows_uneven = fields[3].cast<bool>();
   rule->elsewhere = fields[4].cast<std::vector<size_t>>();
@@ -101,24 +79,24 @@ class RuleWords {
   RuleWords(const PythonSchema& schema, const Part& part, bool with_sizes)
       : schema_(schema), call_(part.schema.call), with_sizes_(with_sizes) {}
 
-  RuleKey write(py::handle op_overload, PyObject* info) {
+  WordKey write(py::handle op_overload, PyObject* info) {
     for (const auto& [name, argument] : call_.args) {
       note_integers(argument);
     }
     std::ranges::sort(integers_);
-    words_.push_back(reinterpret_cast<uintptr_t>(op_overload.ptr()));
-    words_.push_back(reinterpret_cast<uintptr_t>(info));
-    words_.push_back(schema_.num_positional << 1 | (schema_.lists_operands ? 1 : 0));
+    key_.add(reinterpret_cast<uintptr_t>(op_overload.ptr()));
+    key_.add(reinterpret_cast<uintptr_t>(info));
+    key_.add(schema_.num_positional << 1 | (schema_.lists_operands ? 1 : 0));
     for (const auto& [name, argument] : call_.args) {
       add(argument);
     }
     for (const auto& keyword : schema_.keywords) {
-      add_text(keyword.name);
+      add_text(key_.words, keyword.name);
       if (keyword.out) {
         add(keyword.out->meta);
       }
     }
-    return {std::move(words_)};
+    return std::move(key_);
   }
 
  private:
@@ -136,53 +114,34 @@ class RuleWords {
 
   void add_size(uint64_t size) {
     if (with_sizes_ || size <= 1) {
-      words_.push_back(size);
+      key_.add(size);
       return;
     }
     const auto known = std::ranges::find(sizes_, size);
-    words_.push_back(2 + static_cast<uint64_t>(known - sizes_.begin()));
+    key_.add(2 + static_cast<uint64_t>(known - sizes_.begin()));
     if (known != sizes_.end()) {
       return;
     }
     sizes_.push_back(size);
     const auto place = std::ranges::lower_bound(integers_, size);
     const bool is_integer = place != integers_.end() && *place == size;
-    words_.push_back(static_cast<uint64_t>(place - integers_.begin()) << 1 | (is_integer ? 1 : 0));
+    key_.add(static_cast<uint64_t>(place - integers_.begin()) << 1 | (is_integer ? 1 : 0));
   }
 
   void add(const Argument& argument) {
-    words_.push_back(argument.value.index());
-    if (argument.is_tensor()) {
-      add(call_.tensors[argument.tensor()]);
-    } else if (argument.is_list()) {
-      words_.push_back(argument.list().size());
-      std::ranges::for_each(argument.list(), [&](const auto& element) { add(element); });
-    } else if (const auto* const integer = std::get_if<int64_t>(&argument.value)) {
-      words_.push_back(static_cast<uint64_t>(*integer));
-    } else if (const auto* const number = std::get_if<double>(&argument.value)) {
-      words_.push_back(std::bit_cast<uint64_t>(*number));
-    } else if (const auto* const flag = std::get_if<bool>(&argument.value)) {
-      words_.push_back(*flag ? 1 : 0);
-    } else if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
-      words_.push_back(static_cast<uint64_t>(*dtype));
-    } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
-      add_text(*text);
-    }
+    add_argument(key_, argument, [&](const Argument& leaf) {
+      leaf.is_tensor() ? add(call_.tensors[leaf.tensor()]) : add_number(key_, leaf);
+    });
   }
 
   void add(const TensorMeta& meta) {
-    words_.push_back(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size());
+    key_.add(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size());
     for (const int64_t size : meta.shape) {
       add_size(static_cast<uint64_t>(size));
     }
     if (with_sizes_) {
-      words_.insert(words_.end(), meta.stride.begin(), meta.stride.end());
+      key_.add_all(meta.stride);
     }
-  }
-
-  void add_text(std::string_view text) {
-    words_.push_back(text.size());
-    words_.insert(words_.end(), text.begin(), text.end());
   }
 
   const PythonSchema& schema_;
@@ -190,7 +149,7 @@ class RuleWords {
   bool with_sizes_;
   std::vector<uint64_t> integers_;  // of the call, without their signs, in order
   std::vector<uint64_t> sizes_;     // above 1, as they came
-  std::vector<uint64_t> words_;
+  WordKey key_;
 };
 
 // Calls `visit` with the placements of each tensor of a part, and of those to write to.
@@ -230,12 +189,6 @@ bool fill_outputs(OpCall& call) {
   } catch (py::error_already_set&) {
   }
   return false;
-}
-
-size_t RuleKey::hash() const {
-  Hash hash;
-  hash.add_all(words);
-  return hash.value();
 }
 
 size_t UpstreamRules::Remembered::heap_bytes() const {

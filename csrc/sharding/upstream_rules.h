@@ -1,4 +1,4 @@
-// PyTorch's sharding rules of calls, read from Python.
+// PyTorch's sharding rules of calls, read from Python, and its choice by such a rule.
 //
 // A rule of one mesh axis is asked of Python once and remembered as rows. The key leaves out what rules do
 // not depend on: placements, meshes and, for the rules that come with PyTorch, the sizes of tensors apart
@@ -18,17 +18,13 @@
 #include <vector>
 
 #include "layout/cache.h"
-#include "propagation/rule.h"
+#include "layout/word_key.h"
+#include "propagation/propagator.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/op_schemas.h"
-#include "sharding/mask_partials.h"
+#include "sharding/call_decisions.h"
 
 namespace funcol::python {
-
-// Why PyTorch's propagator has to decide, such as "rule".
-using Reason = std::string;
-
-constexpr const char* kRefused = "refused";
 
 // The rule of a call for one mesh axis.
 struct AxisRule {
@@ -51,15 +47,6 @@ struct UpstreamRule {
   std::variant<std::shared_ptr<const AxisRule>, OnlyWay, Reason> rule;
   // The split factors of the shards for which placeholders in rows stand, in PyTorch's order; 1 is plain.
   std::vector<int64_t> split_factors = {};
-};
-
-// The key of a remembered rule, as words.
-struct RuleKey {
-  std::vector<uint64_t> words;
-
-  size_t hash() const;
-  size_t heap_bytes() const { return funcol::heap_bytes(words); }
-  friend bool operator==(const RuleKey&, const RuleKey&) = default;
 };
 
 // Fills in the outputs of a call, unless they are there. Returns false if they are not known: the operator
@@ -102,7 +89,13 @@ class UpstreamRules {
   py::object base_;
   py::dict own_;
   py::dict replaced_;
-  Cache<RuleKey, Remembered> known_{find_table("rules")};
+  Cache<WordKey, Remembered> known_{find_table("rules")};
 };
+
+// The composition that PyTorch chooses for a part of a call whose outputs are known; the reason if PyTorch
+// has to decide. `rule` is a rule, and no reason. Keyword tensors keep their layouts. Throws what PyTorch's
+// filter raises.
+std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
+                                                     const UpstreamRule& rule);  // in upstream_strategies.cpp
 
 }  // namespace funcol::python

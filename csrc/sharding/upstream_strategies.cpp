@@ -1,5 +1,4 @@
-#include "sharding/upstream_strategies.h"
-
+// PyTorch's choice for a call, by its own rule.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,7 +10,8 @@
 #include "propagation/upstream_search.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/layouts.h"
-#include "sharding/output_sharding.h"
+#include "sharding/call_decisions.h"
+#include "sharding/upstream_rules.h"
 
 namespace funcol::python {
 namespace {

@@ -15,7 +15,6 @@
 #include "pyobjects/dtypes.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/placement_memo.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
@@ -64,7 +63,7 @@ MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_
   if (const auto* known = pairs().find(key)) {
     return *known;
   }
-  const auto found = callback(Callback::kMeshPair)(src_mesh, dst_mesh).cast<py::tuple>();
+  const auto found = callback("mesh_pair")(src_mesh, dst_mesh).cast<py::tuple>();
   MeshPair pair{{src.mesh, found[0].cast<std::vector<int64_t>>()},
                 {dst.mesh, found[1].cast<std::vector<int64_t>>()},
                 found[2].cast<int64_t>(),

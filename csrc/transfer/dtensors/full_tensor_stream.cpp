@@ -9,7 +9,7 @@
 #include "async/dispatch_modes.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtypes.h"
-#include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "transfer/dtensors/rank_transfer.h"

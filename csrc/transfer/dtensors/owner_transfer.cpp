@@ -10,7 +10,6 @@
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"

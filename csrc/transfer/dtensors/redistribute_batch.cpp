@@ -130,8 +130,7 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
     const SpecObjects src(spec);
     auto local = attribute<"_local_tensor">(dtensor);
     if (!many.is_inside(src.mesh)) {
-      specs.push_back(
-          callback(Callback::kRedistributionTarget)(spec, src.mesh, wanted, py::none(), py::none()));
+      specs.push_back(callback("redistribution_target")(spec, src.mesh, wanted, py::none(), py::none()));
       locals.push_back(std::move(local));
       continue;
     }

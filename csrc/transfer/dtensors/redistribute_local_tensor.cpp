@@ -48,8 +48,8 @@ py::object debug_context(py::handle local, const SpecObjects& src, const SpecObj
   if (!has_active_layers() || execution.steps().empty()) {
     return {};
   }
-  return callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements, execution.trace(),
-                                                 is_explicit);
+  return callback("note_redistribution")(local, src.placements, dst.placements, execution.trace(),
+                                         is_explicit);
 }
 
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,

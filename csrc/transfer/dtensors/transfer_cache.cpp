@@ -63,8 +63,8 @@ RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py
   if (const auto* known = transfers().find(key)) {
     return *known;
   }
-  const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
-                                                                    to_python(key.dtype.value()));
+  const py::object spec = callback("redistribution_target")(src_spec, device_mesh, placements, order,
+                                                            to_python(key.dtype.value()));
   auto given = key;
   given.dst = SpecObjects(spec).read();
   given.stride.clear();
@@ -125,7 +125,7 @@ MaskHooks take_masks(TransferKey& key, const SpecObjects& src, const SpecObjects
       return callback(function)(placement, tensor, spec.mesh, axis).cast<at::Tensor>();
     };
   };
-  return {call(Callback::kApplyMask, src), call(Callback::kFillMask, dst)};
+  return {call("apply_mask", src), call("fill_mask", dst)};
 }
 
 }  // namespace funcol::python

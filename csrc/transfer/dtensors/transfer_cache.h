@@ -15,7 +15,6 @@
 #include "layout/heap_bytes.h"
 #include "planner/cost_model.h"
 #include "pyobjects/meshes.h"
-#include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "transfer/program.h"
 

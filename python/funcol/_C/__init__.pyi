@@ -6,10 +6,8 @@ from .collectives import *
 from .dtensor import *
 from .fsdp import *
 from .in_flight import *
-from .info import *
 from .installation import *
 from .mesh_changes import *
 from .planner import *
 from .propagation import *
-from .pyobjects import *
 from .weights import *

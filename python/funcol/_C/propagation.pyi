@@ -1,4 +1,4 @@
-"""Sharding propagation."""
+"""Sharding propagation, and DTensorSpecs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,3 +72,16 @@ def local_size_args(op: Any) -> LocalSizeArgs | None: ...
 def local_shape_of(spec: Any, shape: Sequence[int]) -> tuple[int, ...]: ...
 def shard_cuts(spec: Any, num_dims: int) -> list[int]: ...
 def uneven_axes(spec: Any, shape: Sequence[int]) -> set[int]: ...
+def spec_methods(
+    type: type, equals: Callable[[Any, object], bool], hash: Callable[[Any], int]
+) -> tuple[Any, Any]:
+    """``__eq__`` and ``__hash__`` of DTensorSpec in C++; ``equals`` and ``hash`` do what is left."""
+
+def placement_methods(types: list[type], equals: list[Callable[[Any, object], bool]]) -> list[Any]:
+    """``__eq__`` of the classes of placements in C++; ``equals`` compare those of one class."""
+
+def copy_spec(spec: Any) -> Any:
+    """A DTensorSpec that equals this one."""
+
+def canonical_spec(spec: Any) -> Any:
+    """Returns the object that represents all DTensorSpecs equal to this one, and belongs to no tensor."""

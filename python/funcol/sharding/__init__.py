@@ -2,8 +2,14 @@
 
 import torch.distributed.tensor  # noqa: F401 (first: install() may wait for it)
 
-from .costs import redistribute_cost_table
-from .propagation import CacheInfo, Row, ShardingPropagator, SingleAxisRule, operators
+from .propagation import (
+    CacheInfo,
+    Row,
+    ShardingPropagator,
+    SingleAxisRule,
+    operators,
+    redistribute_cost_table,
+)
 
 __all__ = [
     "CacheInfo",

@@ -70,6 +70,21 @@ def operators() -> list[str]:
     return _C.ops_with_rules()
 
 
+def redistribute_cost_table(
+    sources: Sequence[DTensorSpec], targets: Sequence[DTensorSpec], *, cost_model: CostModel | None = None
+) -> list[list[float]]:
+    """Returns the costs of redistributing one tensor from each of ``sources`` to each of ``targets``.
+
+    Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
+    bandwidth models, and infinity where there is no way: that of :func:`funcol.plan_redistribution`, or more
+    where its plan exchanges over several axes at once midway. All are specs of the same tensor on the same
+    mesh; ``ValueError`` if they are not. All targets of a source share one search.
+
+    PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``, a plan an entry.
+    """
+    return _C.redistribute_cost_table(sources, targets, cost_model)
+
+
 def is_pytorch_tracing() -> bool:
     """Returns true if a compiler or a tracer is active, whose sizes may be symbols."""
     return functional_collectives._are_we_tracing()

@@ -72,7 +72,7 @@ struct ReadCall {
 
 ReadCall read(const std::shared_ptr<const DescribedOperator>& op, const torch::jit::Stack& stack) {
   Call call;
-  const auto fate = read_call(op, stack, stack.size(), call);
+  const auto fate = read_call(op, stack, call);
   return {fate, call.key};
 }
 

@@ -8,7 +8,6 @@
 #include "layout/tables.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/op_schemas.h"
-#include "pyobjects/spec_objects.h"
 #include "support/python.h"
 #include "support/refuses.h"
 

@@ -1,0 +1,70 @@
+// The decisions of a call: as values, as Python's DTensorSpecs, and the key under which they are remembered.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "layout/word_key.h"
+#include "pyobjects/op_schemas.h"
+#include "sharding/python_rows.h"
+
+namespace funcol::python {
+
+// Why PyTorch's propagator has to decide, such as "rule".
+using Reason = std::string;
+
+constexpr const char* kRefused = "refused";
+
+// Returns all that the decisions of a call depend on. `has_rule`: a rule in C++ decides. Such rules ask only
+// for the kind and sign of factors, and a program may change factors in every step, so that the key leaves
+// out their values.
+WordKey decision_key(const PythonSchema& schema, bool has_rule);
+
+// (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks` are those of rows
+// from Python; the masks that the decision itself introduces are made here.
+py::tuple decided_specs(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
+                        MaskObjects masks);
+
+struct PartDecision {
+  OutputSharding sharding;
+  MaskObjects masks = {};  // of rows from Python
+};
+
+// A decision of a call as values. Masks in the layouts are those of the call's tensors.
+struct CallDecision {
+  std::vector<std::optional<Spec>> outputs;  // those of each element of the lists, one after another
+  std::vector<Layout> inputs;                // of PythonSchema::tensors
+  bool moves = false;                        // some tensors are redistributed first
+};
+
+// The decisions of a call's parts. Equal parts, as most elements of an optimizer's lists are, share one.
+class CallDecisions {
+ public:
+  // Raises what parts_of() raises. `schema` outlives this.
+  explicit CallDecisions(const PythonSchema& schema) : schema_(schema), parts_(parts_of(schema)) {}
+
+  // Decides a part; `index` is that of an element of the lists, or None for the whole call.
+  using Decide = std::function<std::variant<PartDecision, Reason>(Part& part, const py::object& index)>;
+  // Decides all parts. Returns the first reason not to.
+  std::optional<Reason> decide(const Decide& decide_part);
+
+  // Returns decided_specs() of each part.
+  py::list specs() const;
+  // Returns nullopt if a decision makes masks.
+  std::optional<CallDecision> values() const;
+
+ private:
+  const PythonSchema& schema_;
+  std::vector<Part> parts_;
+  std::vector<size_t> like_;  // the first part that equals each
+  std::vector<PartDecision> decisions_;
+};
+
+}  // namespace funcol::python

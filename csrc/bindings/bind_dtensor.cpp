@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "async/dispatch_modes.h"
@@ -38,7 +39,9 @@ namespace {
 RedistributionOptions redistribution_options(bool async_op, py::handle model, py::handle max_bytes,
                                              const char* op) {
   RedistributionOptions options{.async_op = async_op};
-  if (!model.is_none()) {
+  if (py::isinstance<py::tuple>(model)) {  // of both meshes
+    std::tie(options.model, options.dst_model) = model.cast<std::tuple<CostModel, CostModel>>();
+  } else if (!model.is_none()) {
     options.model = model.cast<CostModel>();
   }
   if (!max_bytes.is_none()) {
@@ -100,12 +103,13 @@ bool check_dtensors(const py::list& list) {
   return needs_gradient && at::GradMode::is_enabled();
 }
 
-// `placements`: a tuple for each DTensor. None if a gradient is to be recorded or a layer watches.
-py::object redistribute_dtensors(const py::list& dtensors, const py::list& placements, bool async_op,
-                                 py::handle model, py::handle max_bytes) {
+// `placements`: a tuple for each DTensor, on `mesh`, or on its own if that is None. `model` is a pair between
+// meshes. None if a gradient is to be recorded or a layer watches.
+py::object redistribute_dtensors(const py::list& dtensors, py::handle mesh, const py::list& placements,
+                                 py::handle order, bool async_op, py::handle model, py::handle max_bytes) {
   return check_dtensors(dtensors)
              ? py::none()
-             : redistribute_many(dtensors, placements,
+             : redistribute_many(dtensors, mesh, placements, order,
                                  redistribution_options(async_op, model, max_bytes, "redistribute_many"));
 }
 

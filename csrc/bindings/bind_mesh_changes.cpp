@@ -150,26 +150,6 @@ void bind_plan(py::module m) {
 void bind_mesh_changes(py::module m) {
   bind_transfer(m);
   bind_plan(m);
-  m.def(
-      "change_mesh",
-      [](const py::list& dtensors, py::handle device_mesh, const py::list& placements, py::handle order,
-         bool async_op, const Models& models, std::optional<int64_t> max_bytes) -> py::object {
-        auto moved =
-            change_mesh(dtensors, device_mesh, placements, order, {async_op, costs(models), max_bytes});
-        return moved ? moved : py::none();
-      },
-      py::arg("dtensors"), py::arg("device_mesh"), py::arg("placements"), py::arg("order"),
-      py::arg("async_op"), py::arg("models"), py::arg("max_bytes"));
-  m.def(
-      "change_mesh_of_locals",
-      [](const py::list& locals, const py::list& src_specs, const py::list& dst_specs, bool async_op,
-         const Models& models, std::optional<int64_t> max_bytes) -> py::object {
-        auto moved =
-            change_mesh_of_locals(locals, src_specs, dst_specs, {async_op, costs(models), max_bytes});
-        return moved ? moved : py::none();
-      },
-      py::arg("locals"), py::arg("src_specs"), py::arg("dst_specs"), py::arg("async_op"), py::arg("models"),
-      py::arg("max_bytes"));
 }
 
 }  // namespace funcol::python

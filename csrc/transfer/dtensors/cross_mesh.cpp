@@ -9,19 +9,8 @@
 
 #include "layout/cache.h"
 #include "layout/hash.h"
-#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
-#include "pyobjects/dtensors.h"
-#include "pyobjects/dtypes.h"
-#include "pyobjects/meshes.h"
-#include "pyobjects/placement_memo.h"
-#include "pyobjects/specs.h"
-#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
-#include "transfer/bundle.h"
-#include "transfer/dtensors/transfer_cache.h"
-#include "transfer/op_names.h"
-#include "transfer/run_mesh_changes.h"
 #include "transfer/transfer_exchange.h"
 
 namespace funcol::python {
@@ -78,30 +67,15 @@ MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_
   return made;
 }
 
-// One call's way from mesh to mesh.
-class Way {
+// Makes programs for a pair of meshes.
+class BetweenMeshes {
  public:
-  Way(py::object src_mesh, py::object dst_mesh, const MeshChangeOptions& options)
-      : src_mesh_(std::move(src_mesh)),
-        dst_mesh_(std::move(dst_mesh)),
-        src_(&known_mesh(src_mesh_)),
-        dst_(&known_mesh(dst_mesh_)),
-        pair_(find_pair(src_mesh_, *src_, dst_mesh_, *dst_)),
-        options_(options) {}
-
-  const py::object& src_mesh() const { return src_mesh_; }
-  const py::object& dst_mesh() const { return dst_mesh_; }
-
-  TransferKey key(Layout src, Layout dst, int64_t itemsize) const {
-    TransferKey key{src_->id, std::move(src), std::move(dst), {}, itemsize};
-    key.dst_mesh_id = dst_->id;
-    if (options_.models.has_value()) {
-      key.model = options_.models->src;
-      key.dst_model = options_.models->dst;
-    }
-    key.max_bytes = options_.max_bytes;
-    return key;
-  }
+  BetweenMeshes(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst)
+      : src_mesh_(src_mesh),
+        dst_mesh_(dst_mesh),
+        src_(&src),
+        dst_(&dst),
+        pair_(find_pair(src_mesh, src, dst_mesh, dst)) {}
 
   TransferProgram make(const TransferKey& key) const {
     const auto& src = pair_->src;
@@ -178,104 +152,19 @@ class Way {
     return covered == axes && has_group ? std::optional(found) : std::nullopt;
   }
 
-  py::object src_mesh_;
-  py::object dst_mesh_;
+  py::handle src_mesh_;
+  py::handle dst_mesh_;
   KnownMesh* src_;
   KnownMesh* dst_;
   MeshPairPtr pair_;
-  const MeshChangeOptions& options_;
 };
-
-void check(const TransferProgram& program, const at::Tensor& local) {
-  if (program.shape_before.has_value()) {
-    TORCH_CHECK_VALUE(local.sizes() == *program.shape_before, "funcol::", kRedistribute,
-                      ": the local tensor has shape ", local.sizes(), ", but this rank holds ",
-                      at::IntArrayRef(*program.shape_before), " of it under ", program.src,
-                      ". Pass the shard that belongs to the source spec.");
-  }
-}
-
-std::vector<at::Tensor> run_without_gil(std::vector<TransferItem> items, const MeshChangeOptions& options) {
-  const WithoutGil no_gil;
-  return run_mesh_changes(std::move(items), options.async_op, options.max_bytes.value_or(kTogetherBytes));
-}
-
-void check_same_mesh(const py::object& mesh, const py::object& first, const char* side, Py_ssize_t index) {
-  TORCH_CHECK_VALUE(mesh.is(first) || are_equal(mesh, first), "funcol::", kRedistribute, ": ", side, " ",
-                    index, " is on ", std::string(py::repr(mesh)), ", the first one on ",
-                    std::string(py::repr(first)), ". Tensors that go to another mesh together are on one.");
-}
 
 }  // namespace
 
-py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const py::list& placements,
-                       py::handle order, const MeshChangeOptions& options) {
-  const auto num_tensors = PyList_GET_SIZE(dtensors.ptr());
-  std::optional<Way> way;
-  const MakeProgram make = [&way](const TransferKey& key) { return way->make(key); };
-  PlacementMemo src_placements;
-  PlacementMemo dst_placements;
-  const auto wanted_order = to_shard_order(order);
-  std::vector<TransferItem> items;
-  std::vector<py::object> specs;
-  for (Py_ssize_t i = 0; i < num_tensors; ++i) {
-    const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), i);
-    const auto wanted = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(placements.ptr(), i));
-    const auto spec = attribute<"_spec">(dtensor);
-    const SpecObjects src(spec);
-    if (!way.has_value()) {
-      way.emplace(src.mesh, py::reinterpret_borrow<py::object>(device_mesh), options);
-    }
-    check_same_mesh(src.mesh, way->src_mesh(), "tensor", i);
-    const auto local = attribute<"_local_tensor">(dtensor);
-    const auto& tensor = THPVariable_Unpack(local.ptr());
-    const auto meta = meta_of(spec, kRedistribute);
-    auto key = way->key({src_placements.read(src.placements), to_shard_order(src.order)},
-                        {dst_placements.read(wanted), wanted_order}, static_cast<int64_t>(tensor.itemsize()));
-    key.dtype = to_dtype(attribute<"dtype">(meta));
-    if (has_masks(key.src) || has_masks(key.dst) || !read_ints(attribute<"shape">(meta), key.shape) ||
-        !read_ints(attribute<"stride">(meta), key.stride)) {
-      return {};
-    }
-    auto transfer = find_transfer(key, spec, way->dst_mesh(), wanted, order, make);
-    check(*transfer.program, tensor);
-    items.push_back({std::move(transfer.program), tensor});
-    specs.push_back(copy_onto(transfer.spec, way->dst_mesh()));
-  }
-  auto results = run_without_gil(std::move(items), options);
-  py::list moved(num_tensors);
-  for (Py_ssize_t i = 0; i < num_tensors; ++i) {
-    const auto local = to_python(std::move(results[i]));
-    PyList_SET_ITEM(moved.ptr(), i, make_dtensor(local.ptr(), specs[i]).release().ptr());
-  }
-  return moved;  // NOLINT: no move, pybind11 converts
-}
-
-py::object change_mesh_of_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
-                                 const MeshChangeOptions& options) {
-  std::optional<Way> way;
-  const MakeProgram make = [&way](const TransferKey& key) { return way->make(key); };
-  std::vector<TransferItem> items;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(locals.ptr()); ++i) {
-    const py::handle src_spec = PyList_GET_ITEM(src_specs.ptr(), i);
-    const SpecObjects src(src_spec);
-    const SpecObjects dst(py::handle(PyList_GET_ITEM(dst_specs.ptr(), i)));
-    if (!way.has_value()) {
-      way.emplace(src.mesh, dst.mesh, options);
-    }
-    check_same_mesh(src.mesh, way->src_mesh(), "tensor", i);
-    check_same_mesh(dst.mesh, way->dst_mesh(), "target", i);
-    const auto& local = THPVariable_Unpack(PyList_GET_ITEM(locals.ptr(), i));
-    auto key = way->key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
-    if (has_masks(key.src) || has_masks(key.dst)) {
-      return {};
-    }
-    key.shape = shape_of(src_spec, kRedistribute);
-    auto program = find_program(key, make);
-    check(*program, local);
-    items.push_back({std::move(program), local});
-  }
-  return to_python(run_without_gil(std::move(items), options));
+MakeProgram between_meshes(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst) {
+  return [between = BetweenMeshes(src_mesh, src, dst_mesh, dst)](const TransferKey& key) {
+    return between.make(key);
+  };
 }
 
 RankedMesh to_ranked_mesh(py::handle device_mesh) {

@@ -7,7 +7,6 @@
 
 #include "async/dispatch_modes.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/callbacks.h"
 #include "pyobjects/context_guard.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
@@ -15,64 +14,81 @@
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "transfer/dtensors/cross_mesh.h"
 #include "transfer/dtensors/redistribute_local_tensor.h"
 #include "transfer/op_names.h"
 #include "transfer/run_batch.h"
+#include "transfer/run_mesh_changes.h"
 
 namespace funcol::python {
 namespace {
 
-// The tensors of a call, all on the mesh of the first.
-class Many {
+// The tensors of a call, all on the mesh of the first, and going to the mesh that the first goes to.
+class Batch {
  public:
-  Many(const RedistributionOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
+  Batch(const RedistributionOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
 
-  // False on a rank outside of the mesh, which keeps its tensors.
-  bool is_inside(const py::object& mesh) {
-    if (known_ == nullptr) {
-      mesh_ = mesh;
-      known_ = &known_mesh(mesh);
-    } else if (!mesh.is(mesh_)) {
-      check_same_mesh(mesh, "tensor " + std::to_string(num_seen_) + " is on ");
+  // Checks the meshes of the next tensor.
+  void enter(const py::object& src_mesh, const py::object& dst_mesh) {
+    if (src_ == nullptr) {
+      src_mesh_ = src_mesh;
+      dst_mesh_ = dst_mesh;
+      src_ = &known_mesh(src_mesh);
+      is_within_ = are_equal(src_mesh, dst_mesh);
+      dst_ = is_within_ ? src_ : &known_mesh(dst_mesh);
+      make_ = is_within_ ? within_mesh(src_mesh_, *src_) : between_meshes(src_mesh_, *src_, dst_mesh_, *dst_);
     }
+    check_same_mesh(src_mesh, src_mesh_, "tensor");
+    check_same_mesh(dst_mesh, dst_mesh_, "target");
     ++num_seen_;
-    return known_->coordinate.has_value();
   }
 
-  void check_same_mesh(const py::object& mesh, const std::string& where) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        are_equal(mesh, mesh_), "funcol::", kRedistributeMany, ": ", where, std::string(py::repr(mesh)),
-        ", the first one on ", std::string(py::repr(mesh_)),
-        ". Redistribution moves data within one DeviceMesh only: call it for each mesh.");
-  }
+  bool is_within_mesh() const { return is_within_; }
+  const MakeProgram& make() const { return make_; }
 
   TransferKey key(Layout src, Layout dst, int64_t itemsize) const {
-    return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes};
-  }
-
-  ProgramPtr find_program(const TransferKey& key) {
-    return python::find_program(key, within_mesh(mesh_, *known_));
-  }
-
-  RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle placements) {
-    return python::find_transfer(key, src_spec, mesh_, placements, py::none(), within_mesh(mesh_, *known_));
+    TransferKey key{src_->id, std::move(src), std::move(dst),    {},
+                    itemsize, options_.model, options_.max_bytes};
+    if (!is_within_) {
+      key.dst_mesh_id = dst_->id;
+      key.dst_model = options_.dst_model;
+    }
+    return key;
   }
 
   // `masks` refer to specs, which must outlive this object.
   void add(ProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
+    if (const auto& shape = program->shape_before) {
+      TORCH_CHECK_VALUE(local.sizes() == *shape, "funcol::", kRedistribute, ": the local tensor has shape ",
+                        local.sizes(), ", but this rank holds ", at::IntArrayRef(*shape), " of it under ",
+                        program->src, ". Pass the shard that belongs to the source spec.");
+    }
     items_.push_back({std::move(program), local, std::move(masks)});
   }
 
-  std::vector<at::Tensor> run() const {
+  std::vector<at::Tensor> run() {
     const WithoutGil no_gil;
-    return run_batch(items_, options_.async_op, options_.max_bytes.value_or(kTogetherBytes));
+    const auto most = options_.max_bytes.value_or(kTogetherBytes);
+    return is_within_ ? run_batch(items_, options_.async_op, most)
+                      : run_mesh_changes(std::move(items_), options_.async_op, most);
   }
 
  private:
+  void check_same_mesh(const py::object& mesh, const py::object& first, const char* what) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(first) || are_equal(mesh, first), "funcol::", kRedistributeMany, ": ",
+                                what, " ", num_seen_, " is on ", std::string(py::repr(mesh)),
+                                ", the first one on ", std::string(py::repr(first)),
+                                ". Tensors that move together are on one DeviceMesh: call it for each mesh.");
+  }
+
   const RedistributionOptions& options_;
   std::vector<TransferItem> items_;
-  py::object mesh_;
-  KnownMesh* known_ = nullptr;
+  py::object src_mesh_;
+  py::object dst_mesh_;
+  KnownMesh* src_ = nullptr;
+  KnownMesh* dst_ = nullptr;
+  bool is_within_ = true;
+  MakeProgram make_;
   size_t num_seen_ = 0;
 };
 
@@ -81,7 +97,7 @@ class Many {
 py::list redistribute_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
                              const RedistributionOptions& options, bool is_explicit) {
   const auto num_tensors = PyList_GET_SIZE(locals.ptr());
-  Many many(options, num_tensors);
+  Batch batch(options, num_tensors);
   std::vector<std::unique_ptr<SpecObjects>> specs;  // at stable addresses, for masks
   std::vector<py::object> contexts;
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
@@ -90,70 +106,62 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
     const auto& src = *specs.back();
     specs.push_back(std::make_unique<SpecObjects>(PyList_GET_ITEM(dst_specs.ptr(), i)));
     const auto& dst = *specs.back();
-    const bool is_inside = many.is_inside(src.mesh);
-    many.check_same_mesh(dst.mesh, "target " + std::to_string(i) + " is on ");
-    if (!is_inside) {
-      continue;
-    }
-    const auto& local = THPVariable_Unpack(PyList_GET_ITEM(locals.ptr(), i));
-    auto key = many.key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
+    batch.enter(src.mesh, dst.mesh);
+    const py::handle local = PyList_GET_ITEM(locals.ptr(), i);
+    const auto& tensor = THPVariable_Unpack(local.ptr());
+    auto key = batch.key(src.read(), dst.read(), static_cast<int64_t>(tensor.itemsize()));
     key.shape = shape_of(src_spec, kRedistributeMany);
     auto masks = take_masks(key, src, dst);
-    auto program = many.find_program(key);
-    contexts.push_back(
-        debug_context(PyList_GET_ITEM(locals.ptr(), i), src, dst, *program->before, is_explicit));
-    many.add(std::move(program), local, std::move(masks));
+    auto program = find_program(key, batch.make());
+    if (batch.is_within_mesh() && program->before) {
+      contexts.push_back(debug_context(local, src, dst, *program->before, is_explicit));
+    }
+    batch.add(std::move(program), tensor, std::move(masks));
   }
   for (auto& context : contexts) {
     const ContextGuard noted(std::move(context));
   }
-  auto results = many.run();
-  if (results.empty()) {
-    return py::reinterpret_steal<py::list>(PyList_GetSlice(locals.ptr(), 0, num_tensors));
-  }
-  return to_python(std::move(results));
+  return to_python(batch.run());
 }
 
-py::object redistribute_many(const py::list& dtensors, const py::list& placements,
-                             const RedistributionOptions& options) {
+py::object redistribute_many(const py::list& dtensors, py::handle device_mesh, const py::list& placements,
+                             py::handle order, const RedistributionOptions& options) {
   const auto num_tensors = PyList_GET_SIZE(dtensors.ptr());
-  Many many(options, num_tensors);
+  Batch batch(options, num_tensors);
   PlacementMemo src_placements;
   PlacementMemo dst_placements;
+  const auto wanted_order = to_shard_order(order);
   std::vector<py::object> specs;
   specs.reserve(num_tensors);
-  std::vector<py::object> locals;
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), i);
     const auto wanted = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(placements.ptr(), i));
     const auto spec = attribute<"_spec">(dtensor);
     const SpecObjects src(spec);
-    auto local = attribute<"_local_tensor">(dtensor);
-    if (!many.is_inside(src.mesh)) {
-      specs.push_back(callback("redistribution_target")(spec, src.mesh, wanted, py::none(), py::none()));
-      locals.push_back(std::move(local));
-      continue;
-    }
+    const auto mesh = device_mesh.is_none() ? src.mesh : py::reinterpret_borrow<py::object>(device_mesh);
+    batch.enter(src.mesh, mesh);
+    const auto local = attribute<"_local_tensor">(dtensor);
     const auto& tensor = THPVariable_Unpack(local.ptr());
     const auto meta = meta_of(spec, kRedistributeMany);
-    auto key = many.key({src_placements.read(src.placements), to_shard_order(src.order)},
-                        {dst_placements.read(wanted), {}}, static_cast<int64_t>(tensor.itemsize()));
+    auto key =
+        batch.key({src_placements.read(src.placements), to_shard_order(src.order)},
+                  {dst_placements.read(wanted), wanted_order}, static_cast<int64_t>(tensor.itemsize()));
     key.dtype = to_dtype(attribute<"dtype">(meta));
     if (has_masks(key.src) || has_masks(key.dst) || !read_ints(attribute<"shape">(meta), key.shape) ||
         !read_ints(attribute<"stride">(meta), key.stride)) {
       return {};
     }
-    auto transfer = many.find_transfer(key, spec, wanted);
-    many.add(std::move(transfer.program), tensor);
-    specs.push_back(copy_onto(transfer.spec, src.mesh));
+    auto transfer = find_transfer(key, spec, mesh, wanted, order, batch.make());
+    batch.add(std::move(transfer.program), tensor);
+    specs.push_back(copy_onto(transfer.spec, mesh));
   }
   if (has_active_layers()) {
     return py::none();
   }
-  auto results = many.run();
+  auto results = batch.run();
   py::list redistributed(num_tensors);
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
-    const auto local = locals.empty() ? to_python(std::move(results[i])) : locals[i];
+    const auto local = to_python(std::move(results[i]));
     PyList_SET_ITEM(redistributed.ptr(), i, make_dtensor(local.ptr(), specs[i]).release().ptr());
   }
   return redistributed;  // NOLINT: no move, pybind11 converts

@@ -76,7 +76,9 @@ RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py
 
 MakeProgram within_mesh(py::handle device_mesh, KnownMesh& known) {
   return [device_mesh, &known](const TransferKey& key) {
-    return TransferProgram(ready_execution(make_plan(key, known.mesh), device_mesh, known));
+    const auto plan = make_plan(key, known.mesh);
+    return known.coordinate.has_value() ? TransferProgram(ready_execution(plan, device_mesh, known))
+                                        : TransferProgram();
   };
 }
 

@@ -23,8 +23,9 @@ namespace funcol::python {
 // How a redistribution is planned and run.
 struct RedistributionOptions {
   bool async_op = false;
-  std::optional<CostModel> model;    // none: the mesh's default model
-  std::optional<int64_t> max_bytes;  // the most memory that a step may take; none: any
+  std::optional<CostModel> model;      // none: the mesh's default model
+  std::optional<int64_t> max_bytes;    // the most memory that a step may take; none: any
+  std::optional<CostModel> dst_model;  // of another mesh that the tensor goes to, likewise
 };
 
 constexpr int64_t kEveryRank = -1;
@@ -77,8 +78,8 @@ ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
 RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
                                  py::handle placements, py::handle order, const MakeProgram& make);
 
-// Makes programs of redistributions within `device_mesh`, which has this rank. ValueError if there is no
-// plan.
+// Makes programs of redistributions within `device_mesh`; empty ones on a rank outside of it. ValueError if
+// there is no plan.
 MakeProgram within_mesh(py::handle device_mesh, KnownMesh& known);
 
 // `given` in full, for a tensor of `shape` on `mesh`. ValueError if it contradicts itself; `side` is named.

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from .planner import AlphaBeta, StepCounts
 from .propagation import ShardingEngine, UpstreamRules
@@ -78,17 +79,24 @@ def redistribute_local_tensors(
     src_specs: list[Any],
     dst_specs: list[Any],
     async_op: bool,
-    model: AlphaBeta | StepCounts | None,
+    model: AlphaBeta | StepCounts | tuple[Any, Any] | None,
     max_bytes: int | None,
     is_explicit: bool,
     /,
-) -> Any: ...
+) -> Any:
+    """``model`` is a pair of models between meshes."""
+
 def redistribute_many(
     dtensors: list[Any],
+    device_mesh: DeviceMesh | None,
     placements: list[tuple[Any, ...]],
+    order: Any,
     async_op: bool,
-    model: AlphaBeta | StepCounts | None,
+    model: AlphaBeta | StepCounts | tuple[Any, Any] | None,
     max_bytes: int | None,
     /,
-) -> Any: ...
+) -> Any:
+    """``device_mesh``: another mesh; ``None``: that of the tensors. ``NotImplemented``, with nothing done,
+    for masks and symbolic sizes; ``None`` if a gradient is to be recorded or something observes operators."""
+
 def clear_tables() -> None: ...

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .planner import Mesh, Plan
 
@@ -123,22 +120,3 @@ def plan_mesh_change(
     models: tuple[Any, Any] | None,
     max_bytes: int | None,
 ) -> MeshChange: ...
-def change_mesh(
-    dtensors: list[Any],
-    device_mesh: DeviceMesh,
-    placements: list[tuple[Placement, ...]],
-    order: Any,
-    async_op: bool,
-    models: tuple[Any, Any] | None,
-    max_bytes: int | None,
-) -> list[Any] | None:
-    """``None``, with nothing done, for masks and symbolic sizes."""
-
-def change_mesh_of_locals(
-    locals: list[Tensor],
-    src_specs: list[DTensorSpec],
-    dst_specs: list[DTensorSpec],
-    async_op: bool,
-    models: tuple[Any, Any] | None,
-    max_bytes: int | None,
-) -> list[Tensor] | None: ...

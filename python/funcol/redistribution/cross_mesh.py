@@ -37,10 +37,9 @@ class Way(How):
         dsts: Sequence[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
-        moved = _C.change_mesh_of_locals(
-            locals_, list(srcs), list(dsts), self.async_op, self.model, self.max_bytes
+        moved: list[Tensor] = _C.redistribute_local_tensors(
+            locals_, list(srcs), list(dsts), self.async_op, self.model, self.max_bytes, is_explicit
         )
-        assert moved is not None
         return moved
 
     def back(self, src: DTensorSpec, dst: DTensorSpec) -> Way:
@@ -93,13 +92,15 @@ def redistribute_between(
     records = torch.is_grad_enabled() and any(dtensor.requires_grad for dtensor in dtensors)
     if not records and forward_dtype is None:
         try:
-            moved = _C.change_mesh(list(dtensors), mesh, list(targets), order, async_op, models, max_bytes)
+            moved = _C.redistribute_many(
+                list(dtensors), mesh, list(targets), order, async_op, models, max_bytes
+            )
         except NotImplementedError:
             if not any(map(_need_steps, dtensors, targets)):
                 raise
-            moved = None
-        if moved is not None:
-            return moved
+            moved = NotImplemented
+        if moved is not NotImplemented:
+            return moved  # type: ignore[no-any-return]
     prepared = [_with_known_partials(dtensor) for dtensor in dtensors]
     dsts = tuple(
         target_spec(dtensor._spec, mesh, _without_own_rules(target), order, forward_dtype)

@@ -269,7 +269,7 @@ def redistribute_many(
     mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
     how = how_to_move(mesh, async_op, cost_model, max_bytes)
     try:
-        results = _C.redistribute_many(tensors, targets, async_op, how.model, max_bytes)
+        results = _C.redistribute_many(tensors, None, targets, None, async_op, how.model, max_bytes)
     except NotImplementedError:
         held = (tensor.placements for tensor in tensors)
         if not axes_with_own_rules(itertools.chain(*targets, *held)):

@@ -6,6 +6,7 @@
 #include "layout/tables.h"
 #include "support/python.h"
 #include "support/refuses.h"
+#include "transfer/dtensors/redistribute_batch.h"
 
 namespace funcol::python::cross_mesh_test {
 namespace {
@@ -15,9 +16,9 @@ using test::python;
 using test::refuses;
 
 // To the grid of the same ranks.
-py::object changed(const char* dtensors, const char* placements, const MeshChangeOptions& options = {}) {
-  return change_mesh(python(dtensors).cast<py::list>(), python("grid"), python(placements).cast<py::list>(),
-                     py::none(), options);
+py::object changed(const char* dtensors, const char* placements, const RedistributionOptions& options = {}) {
+  return redistribute_many(python(dtensors).cast<py::list>(), python("grid"),
+                           python(placements).cast<py::list>(), py::none(), options);
 }
 
 TEST(ChangeMesh, TakesEachToItsPlacements) {
@@ -50,7 +51,7 @@ TEST(ChangeMesh, LeavesMasksAndSymbols) {
 }
 
 TEST(ChangeMesh, RefusesTensorsOfSeveralMeshes) {
-  EXPECT_TRUE(refuses<c10::ValueError>(
+  EXPECT_TRUE(refuses<c10::NotImplementedError>(
       [] {
         changed(
             "[dtensor(line, [Replicate()], torch.ones(8), 8), "
@@ -70,16 +71,17 @@ TEST(ChangeMesh, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refuses<c10::ValueError>(
       [] {
         changed("[dtensor(line, [Replicate()], torch.ones(8), 8)]", "[(Shard(0), Shard(0))]",
-                {.async_op = false, .models = {}, .max_bytes = 3});
+                {.max_bytes = 3});
       },
       {"stays within 3 bytes"}));
 }
 
 TEST(ChangeMeshOfLocals, MovesLocalTensorsBetweenSpecs) {
   const auto results =
-      change_mesh_of_locals(python("[torch.arange(12.0)]").cast<py::list>(),
-                            python("[spec(line, [Replicate()], 12)]").cast<py::list>(),
-                            python("[spec(grid, [Replicate(), Shard(0)], 12)]").cast<py::list>(), {});
+      redistribute_locals(python("[torch.arange(12.0)]").cast<py::list>(),
+                          python("[spec(line, [Replicate()], 12)]").cast<py::list>(),
+                          python("[spec(grid, [Replicate(), Shard(0)], 12)]").cast<py::list>(), {},
+                          /*is_explicit=*/true);
   EXPECT_TRUE(python("x[0].tolist() == [6, 7, 8, 9, 10, 11]", results).cast<bool>());
 }
 

@@ -15,7 +15,8 @@ using test::python;
 using test::refuses;
 
 py::object many(const char* dtensors, const char* placements) {
-  return redistribute_many(python(dtensors).cast<py::list>(), python(placements).cast<py::list>(), {});
+  return redistribute_many(python(dtensors).cast<py::list>(), py::none(), python(placements).cast<py::list>(),
+                           py::none(), {});
 }
 
 py::list locals(const char* locals, const char* sources, const char* targets) {
@@ -68,12 +69,13 @@ TEST(RedistributeLocals, MovesLocalTensorsBetweenSpecs) {
   EXPECT_TRUE(python("[t.tolist() for t in x] == [[9], [3]]", results).cast<bool>());
 }
 
-TEST(RedistributeLocals, RefusesATargetOnAnotherMesh) {
+TEST(RedistributeLocals, RefusesTargetsOnSeveralMeshes) {
   EXPECT_TRUE(refuses<c10::NotImplementedError>(
       [] {
-        locals("[torch.ones(8)]", "[spec(line, [Replicate()], 8)]", "[spec(grid, [Shard(0), Shard(0)], 8)]");
+        locals("[torch.ones(8)] * 2", "[spec(line, [Replicate()], 8)] * 2",
+               "[spec(line, [Shard(0)], 8), spec(grid, [Shard(0), Shard(0)], 8)]");
       },
-      {"target 0"}));
+      {"target 1"}));
 }
 
 }  // namespace

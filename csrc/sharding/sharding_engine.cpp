@@ -159,29 +159,43 @@ std::variant<CallDecisions, Reason> ShardingEngine::decide_as_pytorch(py::handle
   return *std::move(decisions);
 }
 
-// Follows PyTorch's rule for a part. If C++ has a rule, too, that does not allow PyTorch's choice, C++
-// chooses.
+std::variant<PartDecision, Reason> ShardingEngine::decide_by(const Rule& rule, Part& part) const {
+  if (!fill_outputs(part.schema.call)) {
+    return kRefused;
+  }
+  try {
+    add_written_outputs(part.schema);
+    return PartDecision{propagator_.propagate(part.schema, rule(part.schema.call))};
+  } catch (const std::invalid_argument&) {
+    return kRefused;
+  }
+}
+
+// Follows PyTorch's rule for a part. If C++ has a rule, too, C++ chooses where PyTorch raises an error, and
+// where its choice is not allowed by that rule.
 std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& rule,
                                                           const PythonSchema& schema, Part& part,
                                                           bool has_rule) const {
+  const auto* const own = has_rule && std::ranges::all_of(part.schema.layouts, knows_layout)
+                              ? find_rule(part.schema.call.op)
+                              : nullptr;
+  auto choice = std::variant<OutputSharding, Reason>(kRefused);
   if (const auto* const reason = std::get_if<Reason>(&rule.rule)) {
-    return *reason;
-  }
-  if (!fill_outputs(part.schema.call)) {
+    choice = *reason;
+  } else if (!fill_outputs(part.schema.call)) {
     return "metas";
+  } else {
+    choice = pytorchs_choice(schema, part, rule);
   }
-  auto choice = pytorchs_choice(schema, part, rule);
-  if (auto* const reason = std::get_if<Reason>(&choice)) {
-    return std::move(*reason);
+  if (const auto* const reason = std::get_if<Reason>(&choice)) {
+    return *reason == kRefused && own != nullptr ? decide_by(*own, part) : *reason;
   }
   PartDecision decision{std::get<OutputSharding>(std::move(choice))};
   auto& sharding = decision.sharding;
   if (const auto* const axis_rule = std::get_if<std::shared_ptr<const AxisRule>>(&rule.rule)) {
     decision.masks = (*axis_rule)->masks;
   }
-  const auto* const own = has_rule ? find_rule(part.schema.call.op) : nullptr;
-  if (own == nullptr || !std::ranges::all_of(part.schema.layouts, knows_layout) ||
-      !std::ranges::all_of(sharding.inputs, knows_layout)) {
+  if (own == nullptr || !std::ranges::all_of(sharding.inputs, knows_layout)) {
     return decision;
   }
   try {

@@ -81,6 +81,8 @@ class ShardingEngine {
   // Decides a call by `rules`. Returns the reason if PyTorch has to decide.
   std::variant<CallDecisions, Reason> decide_as_pytorch(py::handle op, const PythonSchema& schema,
                                                         UpstreamRules& rules, const AskForRule& ask) const;
+  // Decides by a rule in C++ where PyTorch raises an error. Returns kRefused if there is no decision.
+  std::variant<PartDecision, Reason> decide_by(const Rule& rule, Part& part) const;
   std::variant<PartDecision, Reason> follow(const UpstreamRule& rule, const PythonSchema& schema, Part& part,
                                             bool has_rule) const;
 

@@ -220,16 +220,8 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
 
 // The bytes that could be let go of.
 int64_t held_bytes(const StartedCollective& start) {
-  int64_t num_bytes = 0;
-  for (const auto& buffer : start.buffers) {
-    num_bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
-  }
-  if (start.outputs.size() > 1) {  // a caller may drop some of them before the others
-    for (const auto& output : start.outputs) {
-      num_bytes += static_cast<int64_t>(output.nbytes());
-    }
-  }
-  return num_bytes;
+  // A caller may drop some outputs before the others.
+  return total_bytes(start.buffers) + (start.outputs.size() > 1 ? total_bytes(start.outputs) : 0);
 }
 
 // The captured stream has to wait for a collective within the capture. PyTorch waits for a gradient, and for

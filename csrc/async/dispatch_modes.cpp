@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "compat/dispatch_keys.h"
+#include "compat/missing_operators.h"
 
 namespace funcol {
 

@@ -27,12 +27,6 @@ namespace {
 std::atomic<int64_t> num_waits{0};
 std::atomic<int64_t> num_views{0};
 
-int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
-  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0}, [](int64_t sum, const auto& tensor) {
-    return sum + static_cast<int64_t>(tensor.nbytes());
-  });
-}
-
 // The Work goes on by itself; the tensors that it reads and writes stay until it is done.
 void leave_running(StartedCollective& start, const CallSite& started) {
   InFlight what(start.op, start.group, start.outputs, started);
@@ -72,11 +66,69 @@ std::string surroundings(const StartedCollective& start, const UnwaitedEntry& ow
   return "\n" + origin_text(InFlight(start.op, start.group, {}, started)) + others_in_flight(own);
 }
 
+void wait_on(const c10::Stream& stream, const UsedStreams::End& end) {
+  if (end.event) {
+    end.event->block(stream);
+  } else {
+    const c10::StreamGuard on_stream(stream);
+    end.work->wait();
+  }
+}
+
 c10::Stream stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 }  // namespace
+
+void UsedStreams::begin(End end, std::vector<c10::Stream> ordered) {
+  const bool is_captured = !AskingDevices().is_allowed();
+  const std::scoped_lock lock(mutex_);
+  std::swap(end_, end);  // the old one is destroyed after the lock is released
+  ordered_ = std::move(ordered);
+  is_captured_ = is_captured;
+  is_begun_.store(true, std::memory_order_release);
+}
+
+void UsedStreams::order(const c10::Stream& stream) {
+  End end;
+  bool is_captured = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!is_begun() || std::ranges::find(ordered_, stream) != ordered_.end()) {
+      return;
+    }
+    end = end_;
+    is_captured = is_captured_;
+  }
+  if (is_captured == AskingDevices().is_allowed()) {
+    return;  // the capture in which it was waited for is over, or one began since
+  }
+  run_blocking([&] { wait_on(stream, end); });
+  const std::scoped_lock lock(mutex_);
+  ordered_.push_back(stream);
+}
+
+bool UsedStreams::let_go_if_over() {
+  End end;
+  {
+    const std::scoped_lock lock(mutex_);
+    end = end_;
+  }
+  if (is_begun() && !(end.event ? end.event->query() : end.work->isCompleted())) {
+    return false;
+  }
+  const std::scoped_lock lock(mutex_);
+  is_begun_.store(false, std::memory_order_release);
+  std::swap(end_, end);
+  return true;
+}
+
+int64_t total_bytes(const std::vector<at::Tensor>& tensors) {
+  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0}, [](int64_t sum, const auto& tensor) {
+    return sum + (tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0);
+  });
+}
 
 AsyncCounters async_counters() {
   return {num_waits.load(std::memory_order_relaxed), num_views.load(std::memory_order_relaxed)};
@@ -119,7 +171,11 @@ void PendingCollective::settle() {
     if (!settle_if_over(finished)) {
       // The GIL is released before the mutex is taken: a thread that waits for the mutex with the GIL would
       // keep the thread that has the mutex from ever getting the GIL back.
-      run_blocking([&] { settle_or_block(finished); });
+      run_blocking([&] {
+        Lock lock(mutex());
+        await(lock, /*checks_group=*/true);
+        take(finished);
+      });
     }
   }
   if (state_.load(std::memory_order_acquire) == State::kFailed) {
@@ -147,18 +203,12 @@ bool PendingCollective::settle_if_over(StartedCollective& finished) {
   return true;
 }
 
-void PendingCollective::settle_or_block(StartedCollective& finished) {
-  Lock lock(mutex());
-  await(lock, /*checks_group=*/true);
-  take(finished);
-}
-
 // Returns false on a device, where a query of the Work costs as much as waiting, and if a long epilogue is
 // still to run.
 bool PendingCollective::is_over() const {
   constexpr int64_t kFewBytes = 1 << 15;
   if (!start_.work || start_stream_.has_value() ||
-      (start_.epilogue && num_bytes(start_.outputs) > kFewBytes)) {
+      (start_.epilogue && total_bytes(start_.outputs) > kFewBytes)) {
     return false;
   }
   return is_completed(*start_.work);
@@ -169,7 +219,9 @@ bool PendingCollective::is_over() const {
 void PendingCollective::await(Lock& lock, bool checks_group) {
   constexpr auto kGroupIsAskedFor = std::chrono::milliseconds(20);
   while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
-    check_group_lives();
+    if (const auto end = start_.group.end()) {
+      raise_ended(*end);
+    }
     changed_.wait_for(lock, kGroupIsAskedFor);
   }
   if (state_.load(std::memory_order_relaxed) != State::kRunning) {
@@ -312,12 +364,6 @@ void PendingCollective::raise_ended(GroupEnd end) const {
                " before this result was waited for. Use results, or call funcol.wait_tensor on "
                "them, before ",
                kBefore.at(static_cast<size_t>(end)), ".\n", described_.empty() ? describe() : described_));
-}
-
-void PendingCollective::check_group_lives() const {
-  if (const auto end = start_.group.end()) {
-    raise_ended(*end);
-  }
 }
 
 void PendingCollective::wait_for_work(bool checks_group) {

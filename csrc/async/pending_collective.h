@@ -23,13 +23,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <exception>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -40,10 +41,41 @@
 #include "async/in_flight.h"
 #include "async/resize_guard.h"
 #include "async/started_collective.h"
-#include "async/stream_waits.h"
 #include "comm/forks.h"
 
 namespace funcol {
+
+// The streams on which the results of one collective are used, once it was waited for on the first of them.
+// Makes each stream wait for the collective alone before it first uses a result. (PyTorch orders results on
+// the stream of their first use only.) A CUDA graph that is captured draws in neither streams from outside
+// nor a collective that was waited for before.
+class UsedStreams {
+ public:
+  // The end of the collective, for which a stream waits: a Work that may be waited for repeatedly, or an
+  // event.
+  struct End {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::shared_ptr<c10::Event> event;
+  };
+
+  // The streams `ordered` wait for `end` already.
+  void begin(End end, std::vector<c10::Stream> ordered);
+  bool is_begun() const noexcept { return is_begun_.load(std::memory_order_acquire); }
+
+  // Makes `stream` wait, once. Blocks the host only if the Work does.
+  void order(const c10::Stream& stream);
+
+  // Lets go of the Work if it is over. The caller has made sure that devices may be asked. True if nothing is
+  // kept.
+  bool let_go_if_over();
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> is_begun_{false};
+  bool is_captured_ = false;
+  End end_;
+  std::vector<c10::Stream> ordered_;
+};
 
 // Shared by every tensor that waits for one collective: its outputs and all views of them.
 //
@@ -52,7 +84,7 @@ namespace funcol {
 //
 // On CUDA the host does not wait. Three kinds of streams do, each for the collective alone: the current one,
 // the one that the collective was started on, which owns the buffers' memory, and each further stream on
-// which a result is used (stream_waits.h). A view that is made after the first use is an ordinary tensor: its
+// which a result is used (UsedStreams). A view that is made after the first use is an ordinary tensor: its
 // user orders streams.
 //
 // A CUDA graph that is captured holds a collective only if it was started within the capture, and such a
@@ -114,7 +146,6 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool is_over() const;
 
   bool settle_if_over(StartedCollective& finished);
-  void settle_or_block(StartedCollective& finished);
   void await(Lock& lock, bool checks_group);
   void take(StartedCollective& finished);
   void let_go(StartedCollective& gone);
@@ -129,7 +160,6 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool is_outside_capture() const;
   void finish_on_host(bool checks_group);
   void order_streams();
-  void check_group_lives() const;
   [[noreturn]] void raise_ended(GroupEnd end) const;
   std::string describe() const;
 
@@ -153,6 +183,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool is_captured_ = false;
   UsedStreams used_streams_;
 };
+
+int64_t total_bytes(const std::vector<at::Tensor>& tensors);
 
 // A copy of `op` that lives for ever, for names that are composed at run time.
 std::string_view interned(const std::string& op);

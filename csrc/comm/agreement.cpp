@@ -54,64 +54,57 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   }
 }
 
-// The records that all ranks publish under one call number.
-class Round {
- public:
-  Round(c10d::ProcessGroup& group, int64_t number)
-      : group_(group), store_(group.getStore()), number_(number) {}
+std::string key_of(int64_t number, int64_t rank) {
+  return "funcol/agreement/" + std::to_string(number) + "/" + std::to_string(rank);
+}
 
-  std::vector<std::string> publish(const std::string& own) {
-    store_->set(key(number_, group_.getRank()), std::vector<uint8_t>(own.begin(), own.end()));
-    std::vector<std::string> keys;
-    keys.reserve(group_.getSize());
-    for (int64_t rank = 0; rank < group_.getSize(); ++rank) {
-      keys.push_back(key(number_, rank));
-    }
-    wait_for(keys, own);
-    std::vector<std::string> records;
-    for (const auto& published : keys) {
-      const auto bytes = store_->get(published);
-      records.emplace_back(bytes.begin(), bytes.end());
-    }
-    // All ranks have reached this number, so nobody reads the records of the previous one any more.
-    store_->deleteKey(key(number_ - 1, group_.getRank()));
-    return records;
-  }
-
- private:
-  static std::string key(int64_t number, int64_t rank) {
-    return "funcol/agreement/" + std::to_string(number) + "/" + std::to_string(rank);
-  }
-
-  void wait_for(const std::vector<std::string>& keys, const std::string& own) {
-    const auto timeout = timeout_of(group_);
-    try {
-      run_blocking([&] { store_->wait(keys, timeout); });
-    } catch (const std::exception& error) {
-      std::vector<int64_t> absent;
-      for (size_t rank = 0; rank < keys.size(); ++rank) {
-        if (!store_->check({keys[rank]})) {
-          absent.push_back(static_cast<int64_t>(rank));
-        }
+// Waits until all ranks have published under `keys`. `own` is what this rank has published.
+void wait_for_records(c10d::ProcessGroup& group, int64_t number, const std::vector<std::string>& keys,
+                      const std::string& own) {
+  const auto store = group.getStore();
+  const auto timeout = timeout_of(group);
+  try {
+    run_blocking([&] { store->wait(keys, timeout); });
+  } catch (const std::exception& error) {
+    std::vector<int64_t> absent;
+    for (size_t rank = 0; rank < keys.size(); ++rank) {
+      if (!store->check({keys[rank]})) {
+        absent.push_back(static_cast<int64_t>(rank));
       }
-      TORCH_CHECK_WITH(
-          DistBackendError, false, "funcol: rank ", group_.getRank(), " of group '", group_name(group_),
-          "' calls ", own.substr(0, own.find('\n')), " as its call number ", number_, ", but ranks ",
-          at::IntArrayRef(absent), " called nothing within ", timeout.count(),
-          " ms. All ranks have to make the same calls, inside check_agreement(). (", error.what(), ")");
     }
+    TORCH_CHECK_WITH(
+        DistBackendError, false, "funcol: rank ", group.getRank(), " of group '", group_name(group),
+        "' calls ", own.substr(0, own.find('\n')), " as its call number ", number, ", but ranks ",
+        at::IntArrayRef(absent), " called nothing within ", timeout.count(),
+        " ms. All ranks have to make the same calls, inside check_agreement(). (", error.what(), ")");
   }
+}
 
-  c10d::ProcessGroup& group_;
-  c10::intrusive_ptr<c10d::Store> store_;
-  int64_t number_;
-};
+// Publishes `own` as this rank's record of a call; returns those of all ranks.
+std::vector<std::string> exchanged_records(c10d::ProcessGroup& group, int64_t number,
+                                           const std::string& own) {
+  const auto store = group.getStore();
+  store->set(key_of(number, group.getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < group.getSize(); ++rank) {
+    keys.push_back(key_of(number, rank));
+  }
+  wait_for_records(group, number, keys, own);
+  std::vector<std::string> records;
+  for (const auto& published : keys) {
+    const auto bytes = store->get(published);
+    records.emplace_back(bytes.begin(), bytes.end());
+  }
+  // All ranks have reached this number, so nobody reads the records of the previous one any more.
+  store->deleteKey(key_of(number - 1, group.getRank()));
+  return records;
+}
 
 // Publishes `record`, whose first line is the call; returns the records of all ranks, whose first lines
 // agree.
 std::vector<std::string> agreed(c10d::ProcessGroup& group, const std::string& record) {
   const auto number = next_number(group);
-  auto records = Round(group, number).publish(record);
+  auto records = exchanged_records(group, number, record);
   const auto call_of = [&](size_t rank) { return records[rank].substr(0, records[rank].find('\n')); };
   for (size_t rank = 1; rank < records.size(); ++rank) {
     TORCH_CHECK_WITH(DistBackendError, call_of(rank) == call_of(0), "funcol: the ranks of group '",

@@ -1,13 +1,28 @@
-// Operators that only newer PyTorch minors have.
+// Operators and dispatch keys that only newer PyTorch minors have.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
 
 #include <string>
 #include <string_view>
 
 namespace funcol::compat {
+
+namespace detail {
+template <typename Key>
+constexpr c10::DispatchKeySet fake_keys() {
+  if constexpr (requires { Key::Fake; }) {
+    return c10::DispatchKeySet(Key::Fake);
+  } else {
+    return c10::DispatchKeySet();
+  }
+}
+}  // namespace detail
+
+// The key of fake tensors that are implemented in C++; empty where PyTorch has none.
+inline constexpr c10::DispatchKeySet kFakeKeys = detail::fake_keys<c10::DispatchKey>();
 
 // Returns true if the running PyTorch defines the operator `name`, such as "aten::relu".
 inline bool has_operator(const std::string& name) {

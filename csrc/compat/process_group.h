@@ -51,12 +51,15 @@ namespace detail {
 // call its coalesced collectives, with one tensor; a class that lacks those may have the flat ones. A missing
 // method raises c10::Error before anything is sent; a method in Python raises errors of another type.
 template <typename Target, typename Coalesced, typename Flat>
-c10::intrusive_ptr<c10d::Work> coalesced_or_flat(Target& target, const Coalesced& coalesced,
+c10::intrusive_ptr<c10d::Work> coalesced_or_flat(Target& target, const at::Tensor& output,
+                                                 const at::Tensor& input, const Coalesced& coalesced,
                                                  const Flat& flat) {
   if constexpr (std::is_base_of_v<c10d::ProcessGroup, Target>) {
     if (!target.hasBackends()) {
+      std::vector<at::Tensor> outputs{output};
+      std::vector<at::Tensor> inputs{input};
       try {
-        return coalesced();
+        return coalesced(outputs, inputs);
       } catch (const c10::Error&) {
         return flat();
       }
@@ -70,12 +73,10 @@ c10::intrusive_ptr<c10d::Work> coalesced_or_flat(Target& target, const Coalesced
 template <typename Group>
 c10::intrusive_ptr<c10d::Work> all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input,
                                                const c10d::AllgatherOptions& options) {
-  const auto coalesced = [&] {
-    std::vector<at::Tensor> outputs{output};
-    std::vector<at::Tensor> inputs{input};
+  const auto coalesced = [&](auto& outputs, auto& inputs) {
     return all_gather_flat_coalesced(group, outputs, inputs, options);
   };
-  return detail::coalesced_or_flat(group, coalesced, [&] {
+  return detail::coalesced_or_flat(group, output, input, coalesced, [&] {
     if constexpr (requires { group.all_gather_single(output, input, options); }) {
       return group.all_gather_single(output, input, options);
     } else {
@@ -87,12 +88,10 @@ c10::intrusive_ptr<c10d::Work> all_gather_flat(Group& group, at::Tensor& output,
 template <typename Group>
 c10::intrusive_ptr<c10d::Work> reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
                                                    const c10d::ReduceScatterOptions& options) {
-  const auto coalesced = [&] {
-    std::vector<at::Tensor> outputs{output};
-    std::vector<at::Tensor> inputs{input};
+  const auto coalesced = [&](auto& outputs, auto& inputs) {
     return reduce_scatter_flat_coalesced(group, outputs, inputs, options);
   };
-  return detail::coalesced_or_flat(group, coalesced, [&] {
+  return detail::coalesced_or_flat(group, output, input, coalesced, [&] {
     if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
       return group.reduce_scatter_single(output, input, options);
     } else {

@@ -137,7 +137,7 @@ Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue
   for (const auto& input : inputs) {
     wires.push_back(core::as_pairs(input).contiguous());
   }
-  auto gathered = core::call_list_and_wait(kCoalesced, {wires, group_size, group});
+  auto gathered = core::call_and_wait(kCoalesced, {wires, group_size, group}).toTensorVector();
   for (size_t i = 0; i < gathered.size(); ++i) {
     gathered[i] = core::from_pairs(gathered[i], inputs[i]);
   }
@@ -209,22 +209,22 @@ StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const G
   const bool is_merged = !is_in_order && !merges_in_place(gathered);
   auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
   auto work = all_gather::start_flat(source, gathered, *group);
-  if (is_in_order) {
-    auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
+  StartedCollective start{kOp, group, std::move(work), as_list(std::move(source)), {}, {}};
+  if (is_merged) {
+    start.buffers.push_back(std::move(gathered));
+    start.outputs = as_list(std::move(merged));
+    start.epilogue = [num_ranks, dim](const StartedCollective& start) {
+      merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
+    };
+    return start;
   }
-  if (!is_merged) {
-    const auto merge = [num_ranks, dim](const StartedCollective& start) {
+  start.outputs = as_list(dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes));
+  if (!is_in_order) {
+    start.epilogue = [num_ranks, dim](const StartedCollective& start) {
       merge_shards_in_place(start.outputs[0], num_ranks, dim);
     };
-    auto out = in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), merge};
   }
-  const auto merge = [num_ranks, dim](const StartedCollective& start) {
-    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
-  };
-  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(merged)),
-          merge};
+  return start;
 }
 
 // Backends gather equal parts, so the elements of each travel padded to those of the largest one; the

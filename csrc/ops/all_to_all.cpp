@@ -36,7 +36,8 @@ at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArr
 
 at::Tensor traced(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
                   const IValue& group) {
-  const auto received = core::call_and_wait(kOp, {core::as_pairs(input), output_splits, input_splits, group});
+  const auto received =
+      core::call_and_wait(kOp, {core::as_pairs(input), output_splits, input_splits, group}).toTensor();
   return core::from_pairs(received, input);
 }
 
@@ -131,12 +132,7 @@ StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_d
   const auto merge = [num_ranks, concat_dim](const StartedCollective& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, concat_dim);
   };
-  return {all_to_all::kOp,
-          group,
-          std::move(work),
-          {source, std::move(received)},
-          as_list(std::move(merged)),
-          merge};
+  return {all_to_all::kOp, group, std::move(work), {source, received}, as_list(std::move(merged)), merge};
 }
 
 const decltype(call::all_to_all_single) call::all_to_all_single(

@@ -3,18 +3,206 @@
 //   at::Tensor sum = call::all_reduce(x, "sum", group);
 //
 // Arguments are those of the schema: a group is a name or a ProcessGroup, a reduce op a name or a ReduceOp,
-// split_sizes one size per rank or nothing for equal shares. Each is defined in the file of its collective;
-// collective.h has the other functions of the objects.
+// split_sizes one size per rank or nothing for equal shares.
+//
+// Each is a Collective, made in the file of its collective from one description of all its forms:
+//
+//   const decltype(call::broadcast) call::broadcast(
+//       {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
+//       {.rule = rule, .is_in_core = true});
+//
+// makes funcol::broadcast with kernels for all dispatch keys, and the function call::broadcast for C++. Forms
+// have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "ops/collective.h"
+#include "async/dispatch_modes.h"
+#include "ops/backend_tensor.h"
+#include "ops/core_call.h"
+#include "ops/gradient.h"
+#include "ops/meta.h"
+#include "ops/operator.h"
+
+namespace funcol {
+
+// A collective of tensors that it leaves as they are.
+template <typename Signature>
+class Collective;
+
+// `Inputs` is one tensor or a TensorList, `Result` one tensor or a vector of them.
+template <typename Result, typename Inputs, typename... Rest>
+class Collective<Result(Inputs, Rest...)> {
+ public:
+  using Form = Result (*)(Inputs, Rest...);
+
+  struct Forms {
+    // Results without data: sizes, which may be symbols, dtypes, strides. Null: those of the inputs,
+    // contiguous.
+    Form meta = nullptr;
+    // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's, for layers to see.
+    // It sends the bytes that `start` sends, in the same order: a layer may watch on some ranks of a group
+    // and not on others. Null: the _c10d_functional operator of this name, with the same arguments.
+    Form traced = nullptr;
+    // Makes the gradients of the inputs, from the data of `saved` among others.
+    autograd::Rule rule = nullptr;
+    // What the rule needs, of checked arguments. Null: the arguments after the inputs, split sizes as
+    // saved_sizes().
+    autograd::Data (*saved)(Inputs, Rest...) = nullptr;
+    // The first of these data is a reduce op, which says whether the rule needs inputs and results, too.
+    bool saves_reduce_op = false;
+    // Records a special case of another collective by that one's recorded(). Null: `rule` is attached.
+    Form recorded = nullptr;
+    // Raises unless one backend can take all of the inputs. Null where there is one input. Called before the
+    // dispatcher picks a device.
+    void (*check)(at::TensorList inputs, const char* op) = nullptr;
+    // PyTorch's _c10d_functional has an operator of this name.
+    bool is_in_core = false;
+  };
+
+  // `start` has the parameters of the schema, with ReduceOps, groups and numbers instead of IValues and
+  // symbols (start_arguments.h).
+  template <typename... Native>
+  Collective(const OperatorInfo& info, StartedCollective (*start)(Native...), const Forms& forms)
+      : operator_(info), forms_(forms), handle_(define(start)) {}
+
+  // Calls the operator through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
+  // subclass), whoever watches, and whether or not they need a gradient.
+  Result operator()(Inputs inputs, Rest... rest) const {
+    return is_watched_below_autograd(inputs) ? traced(inputs, rest...) : handle_.call(inputs, rest...);
+  }
+
+  Result traced(Inputs inputs, Rest... rest) const {
+    if (forms_.traced != nullptr) {
+      return forms_.traced(inputs, rest...);
+    }
+    return core::call_and_wait(operator_.op(), {inputs, rest...}).template to<Result>();
+  }
+
+  // Runs the collective with nothing recorded: the traced form where a layer watches, so that it sees
+  // operators that it knows; else the kernel of the device.
+  Result unrecorded(Inputs inputs, Rest... rest) const {
+    if (is_watched(inputs)) {
+      const at::AutoGradMode no_grad(false);
+      return traced(inputs, rest...);
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return handle_.call(inputs, rest...);
+  }
+
+  // Runs the collective and records it; an input needs a gradient.
+  Result recorded(Inputs inputs, Rest... rest) const {
+    if (forms_.recorded != nullptr) {
+      return forms_.recorded(inputs, rest...);
+    }
+    auto outputs = unrecorded(inputs, rest...);
+    auto data =
+        forms_.saved != nullptr ? forms_.saved(inputs, rest...) : autograd::Data{autograd::saved(rest)...};
+    const bool saves_values = forms_.saves_reduce_op && autograd::depends_on_values(data[0], operator_.op());
+    return autograd::record(inputs, std::move(outputs), operator_.op(), forms_.rule, std::move(data),
+                            saves_values);
+  }
+
+  // Data of a rule: the arguments after the input, and the input's sizes.
+  static autograd::Data arguments_and_sizes(Inputs input, Rest... rest) {
+    return {autograd::saved(rest)..., input.sym_sizes()};
+  }
+
+  autograd::Rule rule() const { return forms_.rule; }
+
+ private:
+  using Handle = c10::TypedOperatorHandle<Result(Inputs, Rest...)>;
+
+  static bool is_watched(at::TensorList inputs) {
+    return has_active_layers() || std::ranges::any_of(inputs, belongs_to_layer);
+  }
+
+  // Returns true if a layer below autograd is active, as in DTensor's dispatcher while a compiler traces: it
+  // would meet funcol's own operator, which it does not know.
+  static bool is_watched_below_autograd(at::TensorList inputs) {
+    const auto& excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+    return excluded.has(c10::DispatchKey::AutogradFunctionality) && !excluded.has(c10::DispatchKey::Python) &&
+           is_watched(inputs);
+  }
+
+  Result above_devices(Inputs inputs, Rest... rest) const {
+    if (forms_.check != nullptr) {
+      forms_.check(inputs, operator_.op());
+    }
+    check_no_tangents(inputs, operator_.op());
+    // functorch's transforms take no node of autograd written in C++, but know PyTorch's operators.
+    if (has_active_transforms()) {
+      return traced(inputs, rest...);
+    }
+    return autograd::needs_gradient(inputs) ? recorded(inputs, rest...) : unrecorded(inputs, rest...);
+  }
+
+  Result meta(Inputs inputs, Rest... rest) const {
+    if (forms_.meta != nullptr) {
+      return forms_.meta(inputs, rest...);
+    }
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return meta_like(inputs);
+    } else {
+      return meta_of_each(inputs, meta_like);
+    }
+  }
+
+  static Result pending(StartedCollective start) {
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return as_sole_pending(std::move(start));
+    } else {
+      return as_pending(std::move(start));
+    }
+  }
+
+  template <Result (Collective::*run)(Inputs, Rest...) const>
+  torch::CppFunction kernel() {
+    return torch::CppFunction(
+        [this](Inputs inputs, Rest... rest) -> Result { return (this->*run)(inputs, rest...); });
+  }
+
+  template <typename... Native>
+  Handle define(StartedCollective (*start)(Native...)) {
+    using Key = c10::DispatchKey;
+    operator_.set_device_kernel([&] {
+      return torch::CppFunction([start, op = operator_.op()](Inputs inputs, Rest... rest) -> Result {
+        return pending(call_start(start, op, inputs, rest...));
+      });
+    });
+    operator_.set_kernel(Key::Meta, kernel<&Collective::meta>());
+    operator_.set_kernel(Key::Autograd, kernel<&Collective::above_devices>());
+    operator_.set_kernel(Key::CompositeImplicitAutograd, kernel<&Collective::traced>());
+    if (forms_.is_in_core) {
+      operator_.serve_core(started(from_stack(start), as_registered));
+    }
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(("funcol::" + operator_.name()).c_str(), "")
+        .template typed<Result(Inputs, Rest...)>();
+  }
+
+  template <typename... Native, typename... Given>
+  static StartedCollective call_start(StartedCollective (*start)(Native...), const char* op,
+                                      const Given&... given) {
+    return start(start_argument<Native>(given, op)...);
+  }
+
+  Operator operator_;
+  Forms forms_;
+  Handle handle_;
+};
+
+}  // namespace funcol
 
 namespace funcol::call {
 

@@ -41,16 +41,19 @@ IValue call(const char* name, std::vector<IValue> arguments) {
   return std::move(arguments.back());
 }
 
-Tensor call_and_wait(const char* name, std::vector<IValue> arguments) {
-  return wait_tensor(call(name, std::move(arguments)).toTensor());
-}
-
-std::vector<Tensor> call_list_and_wait(const char* name, std::vector<IValue> arguments) {
-  auto tensors = call(name, std::move(arguments)).toTensorVector();
-  for (auto& tensor : tensors) {
-    tensor = wait_tensor(tensor);
+IValue waited(const IValue& result) {
+  if (result.isTensor()) {
+    return wait_tensor(result.toTensor());
+  }
+  c10::List<Tensor> tensors;
+  for (const Tensor& tensor : result.toTensorVector()) {
+    tensors.push_back(wait_tensor(tensor));
   }
   return tensors;
+}
+
+IValue call_and_wait(const char* name, std::vector<IValue> arguments) {
+  return waited(call(name, std::move(arguments)));
 }
 
 Tensor wait_tensor(const Tensor& tensor) {

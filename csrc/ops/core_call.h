@@ -19,9 +19,11 @@ using c10::IValue;
 // take them and graphs can hold them.
 IValue call(const char* name, std::vector<IValue> arguments);
 
-// call(), and wait_tensor for the result, or for each of them.
-at::Tensor call_and_wait(const char* name, std::vector<IValue> arguments);
-std::vector<at::Tensor> call_list_and_wait(const char* name, std::vector<IValue> arguments);
+// wait_tensor for a tensor, or for each one of a list; what it returns.
+IValue waited(const IValue& result);
+
+// call(), and its result waited().
+IValue call_and_wait(const char* name, std::vector<IValue> arguments);
 
 // `value`, the argument of this name, as call() passes it on. NotImplementedError naming `op` for premul_sum.
 IValue as_name(const IValue& value, const std::string& argument, const char* op);

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <iterator>
-#include <memory>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -51,15 +50,8 @@ bool is_served_with_autograd(const CoreKernel& kernel) {
          kernel.name == "all_to_all_single";
 }
 
-std::vector<std::string> served_in(const char* name_space) {
-  const bool is_with_autograd = std::string_view(name_space).ends_with("_autograd");
-  std::vector<std::string> names;
-  for (const auto& kernel : core_kernels()) {
-    if (!is_with_autograd || is_served_with_autograd(kernel)) {
-      names.push_back(std::string(name_space) + "::" + kernel.name);
-    }
-  }
-  return names;
+bool is_served_in(std::string_view name_space, const CoreKernel& kernel) {
+  return !name_space.ends_with("_autograd") || is_served_with_autograd(kernel);
 }
 
 // The operators of c10d_functional, also those that only newer PyTorch minors have.
@@ -142,64 +134,58 @@ void register_legacy_kernels(torch::Library& library) {
   }
 }
 
-// Kernels that are registered for as long as this lives.
-class KernelsUnderCore {
- public:
-  explicit KernelsUnderCore(const std::vector<std::string>& left) {
-    using Key = c10::DispatchKey;
-    for (const auto key : {Key::CPU, Key::CUDA}) {
-      for (const auto* name_space : {"_c10d_functional", "_c10d_functional_autograd"}) {
-        add(library(name_space, key), name_space, left);
-      }
-    }
-    // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
-    // autograd, too.
-    for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
-      register_legacy_kernels(library("c10d_functional", key));
-    }
-  }
+constexpr const char* kServed[] = {"_c10d_functional", "_c10d_functional_autograd"};
 
- private:
-  torch::Library& library(const char* name_space, c10::DispatchKey key) {
-    return libraries_.emplace_back(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
-  }
-
-  static void add(torch::Library& library, const char* name_space, const std::vector<std::string>& left) {
-    const auto names = served_in(name_space);
-    for (const auto& kernel : core_kernels()) {
-      const auto name = std::string(name_space) + "::" + kernel.name;
-      if (std::ranges::find(names, name) != names.end() && std::ranges::find(left, name) == left.end()) {
-        library.impl(kernel.name.c_str(), kernel_under_core(kernel));
+// Registers the kernels for as long as the libraries live.
+std::vector<torch::Library> register_kernels(const std::vector<std::string>& left) {
+  using Key = c10::DispatchKey;
+  std::vector<torch::Library> libraries;
+  const auto library = [&](const char* name_space, Key key) -> torch::Library& {
+    return libraries.emplace_back(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  };
+  for (const auto key : {Key::CPU, Key::CUDA}) {
+    for (const auto* name_space : kServed) {
+      auto& own = library(name_space, key);
+      for (const auto& kernel : core_kernels()) {
+        const auto name = std::string(name_space) + "::" + kernel.name;
+        if (is_served_in(name_space, kernel) && std::ranges::find(left, name) == left.end()) {
+          own.impl(kernel.name.c_str(), kernel_under_core(kernel));
+        }
       }
     }
   }
-
-  std::vector<torch::Library> libraries_;
-};
+  // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
+  // autograd, too.
+  for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
+    register_legacy_kernels(library("c10d_functional", key));
+  }
+  return libraries;
+}
 
 // A thread that released the GIL to call an operator, and has not yet read the operator's kernel, may read
 // half of a kernel while the tables change. No other thread gets there as long as this one has the GIL;
 // threads that are there leave within a fraction of a microsecond on a free core.
 void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
-  static std::unique_ptr<KernelsUnderCore> kernels;
-  return kernels;
+// Empty unless the kernels are installed.
+std::vector<torch::Library>& libraries() {
+  static std::vector<torch::Library> libraries;
+  return libraries;
 }
 
 }  // namespace
 
 void install_core_kernels(const std::vector<std::string>& left) {
-  if (kernels_under_core() == nullptr) {
+  if (libraries().empty()) {
     let_calls_pass();
-    kernels_under_core() = std::make_unique<KernelsUnderCore>(left);
+    libraries() = register_kernels(left);
   }
 }
 
 void remove_core_kernels() {
-  if (kernels_under_core() != nullptr) {
+  if (!libraries().empty()) {
     let_calls_pass();
-    kernels_under_core().reset();
+    libraries().clear();
   }
 }
 
@@ -219,8 +205,14 @@ void define_missing_legacy_ops() {
 void set_error_translation(TranslateError translate) { translate_error.store(translate); }
 
 std::vector<std::string> ops_with_core_kernels() {
-  auto ops = served_in("_c10d_functional");
-  std::ranges::move(served_in("_c10d_functional_autograd"), std::back_inserter(ops));
+  std::vector<std::string> ops;
+  for (const auto* name_space : kServed) {
+    for (const auto& kernel : core_kernels()) {
+      if (is_served_in(name_space, kernel)) {
+        ops.push_back(std::string(name_space) + "::" + kernel.name);
+      }
+    }
+  }
   for (const auto& name : legacy_op_names()) {
     ops.push_back("c10d_functional::" + name);
   }

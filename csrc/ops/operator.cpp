@@ -78,17 +78,6 @@ bool is_wait(const std::string& name) { return name == "wait_tensor" || name == 
 
 bool waits_by_itself(const std::string& name) { return name != "isend" && !is_wait(name); }
 
-IValue waited(const IValue& result) {
-  if (result.isTensor()) {
-    return core::wait_tensor(result.toTensor());
-  }
-  c10::List<at::Tensor> tensors;
-  for (const at::Tensor& tensor : result.toTensorVector()) {
-    tensors.push_back(core::wait_tensor(tensor));
-  }
-  return tensors;
-}
-
 bool writes_arguments(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   return std::ranges::any_of(returns, [](const auto& r) { return r.alias_info() != nullptr; });
@@ -101,24 +90,18 @@ void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, num_arguments);
   auto result = core::call(name.c_str(), std::move(arguments));
   if (waits_by_itself(name) && !writes_arguments(op.schema())) {
-    result = waited(result);
+    result = core::waited(result);
   }
   stack->push_back(std::move(result));
 }
 
 bool needs_core(const IValue& argument) {
-  const auto for_tensor = [](const at::Tensor& tensor) {
-    return tensor.defined() &&
-           (belongs_to_layer(tensor) || (at::GradMode::is_enabled() && tensor.requires_grad()));
-  };
-  if (argument.isTensor()) {
-    return for_tensor(argument.toTensor());
-  }
-  if (argument.isTensorList()) {
-    const auto tensors = argument.toTensorVector();
-    return std::ranges::any_of(tensors, for_tensor);
-  }
-  return false;
+  bool is_needed = false;
+  visit_tensors(argument, [&](const at::Tensor& tensor) {
+    is_needed |= tensor.defined() &&
+                 (belongs_to_layer(tensor) || (at::GradMode::is_enabled() && tensor.requires_grad()));
+  });
+  return is_needed;
 }
 
 // The tensors of the caller that `op` writes into.
@@ -186,8 +169,6 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
-void decomposition(const c10::OperatorHandle& op, torch::jit::Stack* stack) { call_core(op, stack); }
-
 // The results on the meta device: the overwritten arguments themselves.
 void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return_results(op, stack, written(op, torch::jit::last(*stack, op.schema().arguments().size())));
@@ -198,7 +179,7 @@ void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 void forward_to_core(Operator& op) {
   using Key = c10::DispatchKey;
   op.set_kernel(Key::Autograd, torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
-  op.set_kernel(Key::CompositeImplicitAutograd, torch::CppFunction::makeFromBoxedFunction<&decomposition>());
+  op.set_kernel(Key::CompositeImplicitAutograd, torch::CppFunction::makeFromBoxedFunction<&call_core>());
 }
 
 Operator in_place(const OperatorInfo& info, const StartFromStack& start) {

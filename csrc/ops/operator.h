@@ -33,6 +33,8 @@ inline std::string name_in_schema(std::string_view schema) {
   return std::string(schema.substr(0, schema.find('(')));
 }
 
+// Arguments of start functions, from the arguments or the stack of PyTorch's dispatcher.
+
 inline c10d::ReduceOp as_reduce_op(const c10::IValue& value, const char* op) {
   return reduce_op_from_ivalue(value, op);
 }

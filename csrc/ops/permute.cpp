@@ -92,10 +92,6 @@ std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const aut
   return {splits.num_sent == 1 ? rows.squeeze(0) : autograd::zeros_after(rows, sizes)};
 }
 
-autograd::Data saved(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
-  return {destinations, group, input.sym_sizes()};
-}
-
 }  // namespace
 }  // namespace permute
 
@@ -120,6 +116,9 @@ StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destina
 
 const decltype(call::permute_tensor) call::permute_tensor(
     {.schema = "permute_tensor(Tensor input, int[] src_dst, Any group_name) -> Tensor"}, start_permute,
-    {.meta = permute::meta, .traced = permute::traced, .rule = permute::rule, .saved = permute::saved});
+    {.meta = permute::meta,
+     .traced = permute::traced,
+     .rule = permute::rule,
+     .saved = decltype(call::permute_tensor)::arguments_and_sizes});
 
 }  // namespace funcol

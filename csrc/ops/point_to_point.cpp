@@ -18,10 +18,9 @@
 namespace funcol {
 namespace {
 
-int narrow_tag(int64_t tag, const char* op) {
+void check_tag(int64_t tag, const char* op) {
   TORCH_CHECK_VALUE(tag >= 0 && tag <= std::numeric_limits<int>::max(), "funcol::", op, ": tag is ", tag,
                     ". Expected a number from 0 to ", std::numeric_limits<int>::max(), ".");
-  return static_cast<int>(tag);
 }
 
 void check_peer(int64_t peer, const c10d::ProcessGroup& group, const char* what, const char* op) {
@@ -106,7 +105,7 @@ StartedCollective start_send(const at::Tensor& tensor, int64_t destination, int6
                              const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_peer(destination, *group, "dst", "isend");
-  narrow_tag(tag, "isend");
+  check_tag(tag, "isend");
   check_dense(tensor, "isend");
   auto source = contiguous_input(tensor);
   auto work = send(source, destination, tag, *group);
@@ -117,7 +116,7 @@ StartedCollective start_receive(const at::Tensor& tensor, int64_t source, int64_
                                 const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_peer(source, *group, "src", "irecv");
-  narrow_tag(tag, "irecv");
+  check_tag(tag, "irecv");
   check_dense(tensor, "irecv");
   settle(tensor);
   check_receive_buffer(tensor, "irecv");
@@ -141,7 +140,7 @@ StartedCollective start_batch_p2p(const std::vector<std::string>& kinds, at::Int
     TORCH_CHECK_VALUE(kinds[i] == "isend" || kinds[i] == "irecv", "funcol::", kOp, ": operation ", i, " is '",
                       kinds[i], "'. Expected 'isend' or 'irecv'.");
     check_peer(peers[i], *group, "a peer", kOp);
-    narrow_tag(tags[i], kOp);
+    check_tag(tags[i], kOp);
     settle(tensors[i]);
     if (kinds[i] == "irecv") {
       check_receive_buffer(tensors[i], kOp);
@@ -256,15 +255,7 @@ Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::I
   return results;
 }
 
-Tensors pending_send(Arguments arguments, const char* op) {
-  return as_pending(from_stack(start_send)(arguments, op));
-}
-
-Tensors pending_receive(Arguments arguments, const char* op) {
-  return as_received(from_stack(start_receive)(arguments, op), {0});
-}
-
-Tensors pending_batch(Arguments arguments, const char* op) {
+Tensors as_received_batch(Arguments arguments, const char* op) {
   std::vector<size_t> received;
   const auto kinds = arguments[0].toListRef();
   for (size_t i = 0; i < kinds.size(); ++i) {
@@ -287,9 +278,14 @@ Operator point_to_point(const char* schema, const StackFunction& run, const Stac
       core_run);
 }
 
-const auto kSendOperator = point_to_point(kSend, pending_send, kCoreSend, send_meta);
-const auto kReceiveOperator = point_to_point(kReceive, pending_receive, kCoreReceive, receive_meta);
-const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, batch_meta<false>);
+const auto kSendOperator =
+    point_to_point(kSend, started(from_stack(start_send), as_pending), kCoreSend, send_meta);
+const auto kReceiveOperator =
+    point_to_point(kReceive,
+                   started(from_stack(start_receive),
+                           [](StartedCollective start) { return as_received(std::move(start), {0}); }),
+                   kCoreReceive, receive_meta);
+const auto kBatchOperator = point_to_point(kBatch, as_received_batch, kCoreBatch, batch_meta<false>);
 
 }  // namespace
 }  // namespace funcol

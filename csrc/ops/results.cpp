@@ -1,4 +1,4 @@
-// Makes the caller's tensors of a started collective.
+// Makes the caller's tensors of a started collective, and waits for them.
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
@@ -7,8 +7,11 @@
 #include "async/buffer_release.h"
 #include "async/in_flight.h"
 #include "async/pending_collective.h"
+#include "comm/gil_release.h"
 #include "comm/orphaned_works.h"
-#include "ops/collectives.h"
+#include "compat/missing_operators.h"
+#include "ops/meta.h"
+#include "ops/operator.h"
 
 namespace funcol {
 namespace {
@@ -101,4 +104,43 @@ std::vector<at::Tensor> as_received(StartedCollective start, const std::vector<s
   return results;
 }
 
+at::Tensor wait_tensor(const at::Tensor& tensor) {
+  settle(tensor);
+  // An operator that was called from a kernel in Python is called with the GIL, which a thread of the backend
+  // may need to let go of a tensor of Python's before it gets to this tensor's Work.
+  run_blocking([&] { wait_on_registry(tensor); });
+  return tensor;
+}
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kList = "wait_tensors(Tensor[] tensors) -> Tensor[]";
+
+Tensors wait_tensors(at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    wait_tensor(tensor);
+  }
+  return tensors.vec();
+}
+
+at::Tensor wait_meta(const at::Tensor& tensor) { return at::empty_like(tensor); }
+Tensors list_meta(at::TensorList tensors) { return meta_of_each(tensors, wait_meta); }
+Tensors core_list_meta(at::TensorList tensors) { return tensors.vec(); }
+
+const auto kWait = forwarded(
+    {.schema = "wait_tensor(Tensor tensor) -> Tensor"}, [] { return torch::CppFunction(wait_tensor); },
+    torch::CppFunction(wait_meta),
+    [](Arguments arguments, const char*) { return Tensors{wait_tensor(arguments[0].toTensor())}; });
+const auto kWaitForList = forwarded(
+    {.schema = kList}, [] { return torch::CppFunction(wait_tensors); }, torch::CppFunction(list_meta),
+    [](Arguments arguments, const char*) { return wait_tensors(arguments[0].toTensorVector()); });
+
+}  // namespace
 }  // namespace funcol
+
+TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
+  funcol::compat::define_if_missing(
+      m, funcol::kList, [] { return torch::CppFunction(funcol::wait_tensors); }, funcol::core_list_meta);
+}

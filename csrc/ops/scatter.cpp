@@ -64,11 +64,6 @@ Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::
   return {is_source ? gathered : autograd::zeros_after(gathered, data[4].toSymIntVector())};
 }
 
-autograd::Data saved(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
-                     Splits split_sizes) {
-  return {source, dim, group, autograd::saved_sizes(split_sizes), input.sym_sizes()};
-}
-
 }  // namespace
 }  // namespace scatter
 
@@ -98,6 +93,9 @@ const decltype(call::scatter) call::scatter(
     {.schema =
          "scatter(Tensor input, int src, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
     start_scatter,
-    {.meta = scatter::meta, .traced = scatter::traced, .rule = scatter::rule, .saved = scatter::saved});
+    {.meta = scatter::meta,
+     .traced = scatter::traced,
+     .rule = scatter::rule,
+     .saved = decltype(call::scatter)::arguments_and_sizes});
 
 }  // namespace funcol

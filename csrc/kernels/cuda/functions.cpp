@@ -1,10 +1,6 @@
 // The functions that libfuncol_cuda.so exports.
 #include "kernels/cuda/functions.h"
 
-#include <cuda_runtime_api.h>
-
-#include "kernels/cuda/error_text.h"
-
 namespace funcol::kernels::cuda {
 namespace {
 

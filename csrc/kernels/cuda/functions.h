@@ -1,5 +1,8 @@
-// The implementations of the functions of libfuncol_cuda.so (kernels/cuda_library.h).
+// The implementations of the functions of libfuncol_cuda.so (kernels/cuda_library.h), and errors of the CUDA
+// runtime as text.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include "kernels/cuda_library.h"
 
@@ -11,5 +14,15 @@ const char* copy_boxes(const RowBox* boxes, size_t num_boxes, void* stream);
 template <typename T>
 const char* fill_random(T* out, const RandomNumbers& numbers, const int64_t* seed, const RandomBox& box,
                         void* stream);
+
+// Null for cudaSuccess. Who gets the text has the error: it is not left in the thread's last error, which
+// PyTorch, whose runtime this is, would take for its own.
+inline const char* error_text(cudaError_t error) {
+  if (error == cudaSuccess) {
+    return nullptr;
+  }
+  cudaGetLastError();
+  return cudaGetErrorString(error);
+}
 
 }  // namespace funcol::kernels::cuda

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/error_text.h"
+#include "kernels/cuda/functions.h"
 
 namespace funcol::kernels::cuda {
 

@@ -1,6 +1,5 @@
 #include <limits>
 
-#include "kernels/cuda/error_text.h"
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/move_vectors.h"

@@ -244,12 +244,7 @@ def expand_group(group: RankTypes | None, tag: str = "") -> tuple[str, list[int]
 def _group_object(group: Any) -> dist.ProcessGroup:
     if group is None:
         return default_group("_expand_group")
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(
-                f"funcol::_expand_group: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass "
-                "(mesh, mesh_dim), or mesh[name]."
-            )
+    if isinstance(group, DeviceMesh) and group.ndim == 1:
         return group.get_group()
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         return group[0].get_group(group[1])

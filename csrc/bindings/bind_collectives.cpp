@@ -15,8 +15,12 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/in_place.h"
+#include "ops/spmd_types.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/checked_types.h"
 #include "pyobjects/meshes.h"
+#include "pyobjects/tensors.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
@@ -178,6 +182,62 @@ void note_all_removed() {
   clear_tables();
 }
 
+// For the package spmd_types: changes of local types, as its collectives make them, and checks of types that
+// are remembered. NotImplemented where the package's own function has to run.
+
+constexpr auto kChangeLocalType = "change_local_type";
+
+local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
+  return {static_cast<local_types::Type>(int_argument(type, "type", kChangeLocalType)),
+          int_argument(dim, "dim", kChangeLocalType)};
+}
+
+// (input, from, from_dim, to, to_dim, group, keeps_input, scatters_dim_first, and dtypes: during, after, and
+// for the gradient)
+PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 12, kChangeLocalType);
+  const auto group = group_object(args[5]);
+  if (!THPVariable_Check(args[0]) || group == nullptr || has_function_mode()) {
+    return not_implemented();
+  }
+  const auto input = tensor_argument(args[0], kChangeLocalType);
+  if (!input.defined()) {
+    return not_implemented();
+  }
+  const local_types::Change change{
+      placed_argument(args[1], args[2]),
+      placed_argument(args[3], args[4]),
+      {to_optional_dtype(args[8], kChangeLocalType), to_optional_dtype(args[9], kChangeLocalType)},
+      {to_optional_dtype(args[10], kChangeLocalType), to_optional_dtype(args[11], kChangeLocalType)},
+      /*scatters_dim_first=*/args[7] == Py_True};
+  if (!local_types::takes(input, change, *group)) {
+    return not_implemented();
+  }
+  at::Tensor result;
+  {
+    const WithoutGil no_gil;
+    result = local_types::make(input, change, group, /*keeps_input=*/args[6] == Py_True);
+  }
+  return THPVariable_Wrap(std::move(result));
+  END_HANDLE_TH_ERRORS
+}
+
+// The fields of TypeChecker, in order; none end it.
+PyObject* set_checker(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const auto argument = [&](size_t i) { return py::reinterpret_borrow<py::object>(args[i]); };
+  if (count == 0) {
+    set_type_checker({});
+  } else {
+    check_count(count, 7, "set_type_checker");
+    set_type_checker(
+        {argument(0), argument(1), argument(2), argument(3), argument(4), argument(5), argument(6)});
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 }  // namespace
 
 void bind_collectives(py::module m) {
@@ -203,6 +263,10 @@ void bind_collectives(py::module m) {
       fast<collective_function<kReduceScatterListInto>>("reduce_scatter_list_into"),
       fast<collective_function<kSend>>("isend"),
       fast<collective_function<kReceive>>("irecv"),
+      fast<change_local_type>("change_local_type"),
+      fast<set_checker>("set_type_checker"),
+      forwarded<check_types, "check_types">(),
+      forwarded<assert_type, "assert_type">(),
       {},
   };
   add_functions(m, functions);
@@ -213,6 +277,7 @@ void bind_collectives(py::module m) {
   m.def("note_group_added", note_group_added);
   m.def("note_group_removed", note_removed);
   m.def("note_all_groups_removed", note_all_removed);
+  m.def("num_checked_types", num_checked_types);
 }
 
 }  // namespace funcol::python

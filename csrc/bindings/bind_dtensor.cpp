@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -23,7 +22,7 @@
 #include "layout/tables.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "sharding/sharding_engine.h"
 #include "transfer/dtensors/distribute.h"
 #include "transfer/dtensors/full_tensor_stream.h"

@@ -15,9 +15,9 @@
 #include "compat/process_group.h"
 #include "layout/tables.h"
 #include "pyobjects/arguments.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/python_stack.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 namespace {

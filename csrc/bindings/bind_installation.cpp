@@ -35,6 +35,8 @@ void set_python_ranks_resolver(py::function resolver) {
   });
 }
 
+PyObject* replacement_of_errors = nullptr;  // under the GIL
+
 // Raises the Python error of a C++ error, replaced as replace_errors() says.
 void raise_replaced(const c10::Error& error) {
   const auto raised = [&](auto* type) {
@@ -148,6 +150,28 @@ std::map<std::string, std::vector<std::string>> registered_kernels() {
 }
 
 }  // namespace
+
+void replace_errors(py::handle function) {
+  Py_XDECREF(replacement_of_errors);
+  replacement_of_errors = function.is_none() ? nullptr : function.inc_ref().ptr();
+}
+
+void replace_error() {
+  if (replacement_of_errors == nullptr) {
+    return;
+  }
+  py::error_already_set error;  // takes it
+  const auto other =
+      py::reinterpret_steal<py::object>(PyObject_CallOneArg(replacement_of_errors, error.value().ptr()));
+  if (!other) {
+    PyErr_Clear();  // the error of the call counts
+  }
+  if (!other || other.is_none()) {
+    error.restore();
+    return;
+  }
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(other.ptr())), other.ptr());
+}
 
 void bind_installation(py::module m) {
   m.def("set_ranks_resolver", set_python_ranks_resolver);

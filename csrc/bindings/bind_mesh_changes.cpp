@@ -40,12 +40,9 @@ MeshChange mesh_change_plan(py::handle src, py::handle dst,
                       {},
                       std::move(shape),
                       itemsize};
-  const auto layout = [&](const char* side, py::handle placements, py::handle order, const Mesh& on) {
-    return make_layout(std::string("plan_mesh_change: ") + side, to_placements(placements),
-                       to_shard_order(order), on, num_dims);
-  };
-  task.src = layout("src", src, src_order, task.src_mesh.mesh);
-  task.dst = layout("dst", dst, dst_order, task.dst_mesh.mesh);
+  constexpr auto kOp = "plan_mesh_change";
+  task.src = layout_argument(kOp, "src", src, src_order, task.src_mesh.mesh, num_dims);
+  task.dst = layout_argument(kOp, "dst", dst, dst_order, task.dst_mesh.mesh, num_dims);
   const WithoutGil no_gil;
   return plan_mesh_change(task,
                           costs(models).value_or(MeshChangeCosts{default_alpha_beta(task.src_mesh.mesh),
@@ -59,19 +56,6 @@ py::tuple matrix_of(const std::vector<std::vector<int64_t>>& rows) {
     list.append(tuple_of(row));
   }
   return py::tuple(list);
-}
-
-// (begin, size) of each interval, by dim.
-py::tuple pairs_of(const std::vector<Intervals>& indices) {
-  py::list dims;
-  for (const auto& intervals : indices) {
-    py::list pairs;
-    for (const auto& interval : intervals) {
-      pairs.append(py::make_tuple(interval.begin, interval.size));
-    }
-    dims.append(py::tuple(pairs));
-  }
-  return py::tuple(dims);
 }
 
 py::object held(const Transfer& transfer, int64_t rank) {

@@ -24,12 +24,8 @@ Redistribution redistribution(const char* op, py::handle src, py::handle dst, py
                               py::handle dst_order) {
   const auto num_dims = static_cast<int64_t>(shape.size());
   Redistribution task{to_mesh(mesh), std::move(shape), itemsize, {}, {}};
-  const auto layout = [&](const char* side, py::handle placements, py::handle order) {
-    return make_layout(std::string(op) + ": " + side, to_placements(placements), to_shard_order(order),
-                       task.mesh, num_dims);
-  };
-  task.src = layout("src", src, src_order);
-  task.dst = layout("dst", dst, dst_order);
+  task.src = layout_argument(op, "src", src, src_order, task.mesh, num_dims);
+  task.dst = layout_argument(op, "dst", dst, dst_order, task.mesh, num_dims);
   return task;
 }
 
@@ -102,16 +98,12 @@ py::tuple local_indices_after(const Plan& plan, size_t num_steps, const Coordina
         "the size of each of its " +
         std::to_string(plan.mesh.num_axes()) + " axes.");
   }
-  py::tuple dims(plan.shape.size());
+  std::vector<Intervals> indices;
   for (size_t dim = 0; dim < plan.shape.size(); ++dim) {
-    std::vector<std::pair<int64_t, int64_t>> intervals;
-    for (const auto& interval :
-         local_indices(layout, plan.mesh, static_cast<int64_t>(dim), plan.shape[dim], coordinate)) {
-      intervals.emplace_back(interval.begin, interval.size);
-    }
-    dims[dim] = py::tuple(py::cast(intervals));
+    indices.push_back(
+        local_indices(layout, plan.mesh, static_cast<int64_t>(dim), plan.shape[dim], coordinate));
   }
-  return dims;
+  return pairs_of(indices);
 }
 
 std::string repr(const Plan& plan) {
@@ -211,6 +203,24 @@ void bind_plans(py::module m) {
 }
 
 }  // namespace
+
+py::tuple pairs_of(const std::vector<Intervals>& indices) {
+  py::list dims;
+  for (const auto& intervals : indices) {
+    py::list pairs;
+    for (const auto& interval : intervals) {
+      pairs.append(py::make_tuple(interval.begin, interval.size));
+    }
+    dims.append(py::tuple(pairs));
+  }
+  return py::tuple(dims);
+}
+
+Layout layout_argument(const char* op, const char* side, py::handle placements, py::handle order,
+                       const Mesh& mesh, int64_t num_dims) {
+  return make_layout(std::string(op) + ": " + side, to_placements(placements), to_shard_order(order), mesh,
+                     num_dims);
+}
 
 void bind_planner(py::module m) {
   bind_mesh(m);

@@ -9,6 +9,8 @@
 // tensors and a group that this process does not have: PyTorch's operators give the shapes.
 #pragma once
 
+#include <torch/csrc/Exceptions.h>
+
 #include <array>
 #include <tuple>
 #include <type_traits>
@@ -169,14 +171,30 @@ PyObject* with_arguments(at::TensorList inputs, Args args, const char* op, const
   return std::apply(use, arguments);
 }
 
-// Calls `call` with the inputs of a function: a tensor, or a list of them.
+// Calls `call` with the first of `expected` arguments, a plain tensor or a list of them. NotImplemented for
+// other arguments.
 template <typename Inputs, typename Call>
-PyObject* with_inputs_of(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
-  if constexpr (std::is_same_v<Inputs, at::TensorList>) {
-    return with_inputs(args, count, expected, op, call);
-  } else {
-    return with_input(args, count, expected, op, call);
+PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
+  HANDLE_TH_ERRORS
+  check_count(count, expected, op);
+  constexpr bool kIsList = std::is_same_v<Inputs, at::TensorList>;
+  const bool has_items = kIsList && (PyList_Check(args[0]) || PyTuple_Check(args[0]));
+  auto* const* const objects = has_items ? PySequence_Fast_ITEMS(args[0]) : args;
+  const auto num_objects = has_items ? PySequence_Fast_GET_SIZE(args[0]) : (kIsList ? 0 : 1);
+  for (Py_ssize_t i = 0; i < num_objects; ++i) {
+    refuse_dtensor(objects[i], op);
   }
+  if constexpr (kIsList) {
+    std::vector<at::Tensor> inputs;
+    const bool are_plain = tensors_argument(args[0], inputs, op);
+    check_no_tangents(objects, num_objects, op);
+    return are_plain ? call(inputs) : not_implemented();
+  } else {
+    const auto input = tensor_argument(args[0], op);
+    check_no_tangents(objects, num_objects, op);
+    return input.defined() ? call(input) : not_implemented();
+  }
+  END_HANDLE_TH_ERRORS
 }
 
 // Without the GIL while the collective starts: it may copy, and take locks.
@@ -184,7 +202,7 @@ template <typename Inputs, typename Call, typename... Native>
 PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& function, Args args,
                           Py_ssize_t count) {
   constexpr Py_ssize_t kExpected = 2 + sizeof...(Native);  // the inputs, the tag
-  return with_inputs_of<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
+  return with_inputs<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
     const auto call = [&](const auto&... argument) {
       const auto started = [&] {
         auto start = function.start(inputs, argument.native()...);
@@ -223,7 +241,7 @@ template <typename Result, typename Inputs, typename... Native>
 PyObject* call_with_array(const DirectFunction<Result, Inputs, Native...>& function, Args args,
                           Py_ssize_t count) {
   constexpr Py_ssize_t kExpected = 2 + sizeof...(Native);
-  return with_inputs_of<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
+  return with_inputs<Inputs>(args, count, kExpected, function.op, [&](Inputs inputs) {
     const auto call = [&](const auto&... argument) {
       auto result = [&] {
         const WithoutGil no_gil;

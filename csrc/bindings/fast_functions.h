@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
@@ -31,37 +30,8 @@ inline void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
   TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
 }
 
-// Calls `call` with the first of `expected` arguments, a plain tensor, or a list of them in with_inputs().
-// NotImplemented for other arguments.
-template <typename Call>
-PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
-  HANDLE_TH_ERRORS
-  check_count(count, expected, op);
-  refuse_dtensor(args[0], op);
-  const auto input = tensor_argument(args[0], op);
-  check_no_tangents(args, 1, op);
-  return input.defined() ? call(input) : not_implemented();
-  END_HANDLE_TH_ERRORS
-}
-
-template <typename Call>
-PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
-  HANDLE_TH_ERRORS
-  check_count(count, expected, op);
-  std::vector<at::Tensor> inputs;
-  if (PyList_Check(args[0]) || PyTuple_Check(args[0])) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(args[0]); ++i) {
-      refuse_dtensor(PySequence_Fast_GET_ITEM(args[0], i), op);
-    }
-  }
-  const bool are_plain = tensors_argument(args[0], inputs, op);
-  if (PyList_Check(args[0]) || PyTuple_Check(args[0])) {
-    check_no_tangents(PySequence_Fast_ITEMS(args[0]), PySequence_Fast_GET_SIZE(args[0]), op);
-  }
-  return are_plain ? call(inputs) : not_implemented();
-  END_HANDLE_TH_ERRORS
-}
-
+// The following are in bind_installation.cpp.
+//
 // Calls `replacement(error)` from now on for each exception that leaves a fast function, and raises the
 // result instead, unless that is None. If `replacement` is None, exceptions stay as they are.
 void replace_errors(py::handle replacement);

@@ -6,10 +6,8 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The C++ side of funcol; use it through the funcol package.";
   funcol::python::bind_collectives(m);
-  funcol::python::bind_local_types(m);
   funcol::python::bind_async(m);
   funcol::python::bind_in_flight(m);
-  funcol::python::bind_raw_access(m);
   funcol::python::bind_installation(m);
   funcol::python::bind_planner(m);
   funcol::python::bind_propagation(m);

@@ -16,11 +16,12 @@
 #include <optional>
 #include <string_view>
 
+#include "metas/output_metas.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 namespace {
@@ -40,13 +41,6 @@ enum Tag : uint64_t {
   kList,
   kComplex,
 };
-
-// Returns true for an operator in place. Its name says it only if it ends in one underscore: __and__ returns
-// a new tensor, and __iand__ its first argument.
-bool writes_to_first(const c10::FunctionSchema& schema) {
-  return !schema.arguments().empty() && schema.arguments()[0].alias_info() != nullptr &&
-         schema.arguments()[0].alias_info()->isWrite() && !schema.arguments()[0].is_out();
-}
 
 bool returns_first(const c10::FunctionSchema& schema) {
   const auto* const returned = schema.returns()[0].alias_info();

@@ -10,10 +10,8 @@
 #include "dispatch/mixed_tensors.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/meshes.h"
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/specs.h"
-#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "transfer/dtensors/redistribute_local_tensor.h"
 

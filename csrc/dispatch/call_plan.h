@@ -1,4 +1,5 @@
-// Decisions about calls of operators, made ready to be carried out on local tensors.
+// Decisions about calls of operators, made in C++ where C++ can, else by the propagator in Python; and made
+// ready to be carried out on local tensors.
 //
 // PyTorch counterpart: the part of OpDispatcher that follows a decision.
 #pragma once
@@ -13,11 +14,27 @@
 #include <vector>
 
 #include "dispatch/call_key.h"
-#include "dispatch/decided_call.h"
+#include "dispatch/fast_dispatch.h"
 #include "pyobjects/specs.h"
 #include "transfer/dtensors/transfer_cache.h"
 
 namespace funcol::python {
+
+struct DecidedCall {
+  // The DTensorSpecs that tensors have to get, by the tensors' numbers in the call.
+  std::vector<std::pair<size_t, py::object>> inputs = {};
+  // Places of arguments, and values to give the operator there.
+  std::vector<std::pair<size_t, c10::IValue>> replaced = {};
+  // The spec of the result, a tuple of those of several results, or None: as in OutputSharding.
+  py::object output = {};
+  // PyTorch's error if the operator has no result for these shapes; then there is no decision.
+  py::object error = {};
+};
+
+// Decides a call of an operator. Returns nullopt if PyTorch's dispatcher has to run the call. Raises errors
+// of the propagator.
+std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
+                                       const torch::jit::Stack& stack);  // in decided_call.cpp
 
 class CallPlan {
  public:

@@ -1,5 +1,4 @@
-#include "dispatch/decided_call.h"
-
+// Decisions about calls: see call_plan.h.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -7,6 +6,7 @@
 #include <exception>
 #include <numeric>
 
+#include "dispatch/call_plan.h"
 #include "dispatch/mixed_tensors.h"
 #include "dispatch/strides.h"
 #include "layout/shards.h"

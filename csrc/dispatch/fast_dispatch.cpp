@@ -9,7 +9,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "metas/output_metas.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/mesh_table.h"
@@ -157,8 +158,7 @@ bool call_with_replicated(const c10::OperatorHandle& op, torch::jit::Stack argum
 }  // namespace
 
 py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh) {
-  return new_spec(mesh, std::vector<Placement>(known_mesh(mesh).mesh.num_axes()),
-                  {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
+  return new_spec(mesh, std::vector<Placement>(known_mesh(mesh).mesh.num_axes()), tensor_meta(tensor));
 }
 
 bool are_on_one_mesh(py::handle tensors) {

@@ -7,7 +7,7 @@
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 

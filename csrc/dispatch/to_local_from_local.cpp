@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

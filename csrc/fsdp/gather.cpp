@@ -9,12 +9,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
@@ -279,7 +277,7 @@ void to_unsharded(const Group& group) {
 }
 
 py::object fsdp_shards(py::handle fsdp_params) {
-  const auto params = can_serve() ? usual_params(fsdp_params.ptr(), "foreach_all_gather") : std::nullopt;
+  const auto params = params_to_serve(fsdp_params, "foreach_all_gather");
   const auto found = params ? find_shards(*params) : std::nullopt;
   if (!found) {
     return {};
@@ -298,8 +296,7 @@ py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank)
 
 py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
                          py::handle lengths, int64_t num_ranks) {
-  const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), "_default_all_gather_output_fn") : std::nullopt;
+  const auto params = params_to_serve(fsdp_params, "_default_all_gather_output_fn");
   const auto* const buffer = dense_tensor(gathered_buffer);
   if (!params || buffer == nullptr) {
     return {};
@@ -314,7 +311,7 @@ py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py:
 }
 
 py::object fsdp_to_sharded(py::handle fsdp_group) {
-  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._to_sharded") : std::nullopt;
+  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._to_sharded");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -323,8 +320,7 @@ py::object fsdp_to_sharded(py::handle fsdp_group) {
 }
 
 py::object fsdp_to_unsharded(py::handle fsdp_group) {
-  const auto group =
-      can_serve() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._to_unsharded") : std::nullopt;
+  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._to_unsharded");
   if (!group) {
     return {};
   }

@@ -12,7 +12,6 @@
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
@@ -194,6 +193,25 @@ void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tenso
   }
 }
 
+bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks) {
+  const auto* const tensor = plain_tensor(buffer.ptr());
+  const auto plain = tensor != nullptr && is_small_on_cpu(*tensor)
+                         ? plain_gradients(gradients, tensor->scalar_type(), num_ranks)
+                         : std::nullopt;
+  if (!plain) {
+    return false;
+  }
+  int64_t length = 0;
+  for (const auto& gradient : *plain) {
+    length += padded_length(gradient, num_ranks);
+  }
+  if (length != tensor->numel()) {
+    return false;
+  }
+  copy_gradients_in(*plain, *tensor, num_ranks);
+  return true;
+}
+
 bool accumulates(const Params& params) {
   return std::ranges::all_of(params, [](const Fields& param) {
     const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
@@ -305,17 +323,14 @@ void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::s
 }
 
 py::object fsdp_take_gradients(py::handle fsdp_group) {
-  const auto group = can_serve()
-                         ? usual_group(fsdp_group.ptr(), "FSDPParamGroup._take_unsharded_grads_to_reduce")
-                         : std::nullopt;
+  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._take_unsharded_grads_to_reduce");
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
 }
 
 py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
   const auto size_type = imported<"torch", "Size">();
-  const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), "_default_reduce_scatter_input_fn") : std::nullopt;
+  const auto params = params_to_serve(fsdp_params, "_default_reduce_scatter_input_fn");
   if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
       PyList_GET_SIZE(gradients.ptr()) != static_cast<Py_ssize_t>(params->size())) {
     return {};
@@ -336,8 +351,7 @@ py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64
 }
 
 py::object fsdp_gradient_type(py::handle fsdp_params) {
-  const auto params =
-      can_serve() ? usual_params(fsdp_params.ptr(), "_cast_and_view_sharded_grads") : std::nullopt;
+  const auto params = params_to_serve(fsdp_params, "_cast_and_view_sharded_grads");
   return params ? gradient_type(*params) : py::object();
 }
 
@@ -366,25 +380,10 @@ py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle
   return py::none();
 }
 
-py::object fsdp_reduce_copy_in(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks) {
-  const auto* const buffer = plain_tensor(buffer_object.ptr());
-  if (buffer == nullptr || !is_small_on_cpu(*buffer) || !can_serve() ||
-      !PyList_CheckExact(gradients_object.ptr())) {
-    return {};
-  }
-  const auto gradients = plain_gradients(py::reinterpret_borrow<py::list>(gradients_object.ptr()),
-                                         buffer->scalar_type(), num_ranks);
-  if (!gradients) {
-    return {};
-  }
-  const auto length = std::accumulate(
-      gradients->begin(), gradients->end(), int64_t{0},
-      [&](int64_t sum, const at::Tensor& gradient) { return sum + padded_length(gradient, num_ranks); });
-  if (length != buffer->numel()) {
-    return {};
-  }
-  copy_gradients_in(*gradients, *buffer, num_ranks);
-  return py::none();
+py::object fsdp_reduce_copy_in(py::handle gradients, py::handle buffer, int64_t num_ranks) {
+  const bool is_done = can_serve() && PyList_CheckExact(gradients.ptr()) &&
+                       lay_out(py::reinterpret_borrow<py::list>(gradients), buffer, num_ranks);
+  return is_done ? py::none() : py::object();
 }
 
 }  // namespace funcol::python

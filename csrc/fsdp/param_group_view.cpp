@@ -89,6 +89,14 @@ std::optional<Group> usual_group(PyObject* object, Replaced function) {
   return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
 }
 
+std::optional<Params> params_to_serve(py::handle list, Replaced function) {
+  return can_serve() ? usual_params(list.ptr(), function) : std::nullopt;
+}
+
+std::optional<Group> group_to_serve(py::handle object, Replaced function) {
+  return can_serve() ? usual_group(object.ptr(), function) : std::nullopt;
+}
+
 int64_t to_int(PyObject* object) {
   const auto number = PyLong_AsLongLong(object);
   if (number == -1 && PyErr_Occurred() != nullptr) {

@@ -166,6 +166,10 @@ struct Group {
 std::optional<Fields> usual_group_fields(PyObject* object, Replaced function);
 std::optional<Group> usual_group(PyObject* object, Replaced function);
 
+// The same while can_serve() holds; nothing otherwise.
+std::optional<Params> params_to_serve(py::handle list, Replaced function);
+std::optional<Group> group_to_serve(py::handle object, Replaced function);
+
 int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);
 

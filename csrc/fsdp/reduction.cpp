@@ -85,7 +85,9 @@ class Reduction {
     }
     const auto length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     const auto input = comm_.allocate(length * num_ranks, dtype, device);
-    lay_out(taken.tensors, input, length * num_ranks);
+    if (!lay_out(taken.tensors, input, num_ranks)) {  // any tensor, if a program's own comm has allocated it
+      imported<kCollectives, "foreach_reduce_scatter_copy_in">()(taken.tensors, input, num_ranks);
+    }
     taken.tensors = py::list();
     streams_.wait_for_stream(stream, current);
     py::object output;
@@ -171,19 +173,6 @@ class Reduction {
   static py::handle average() {
     static auto* const op = attribute<"AVG">(imported<"torch.distributed", "ReduceOp">()).release().ptr();
     return op;
-  }
-
-  // Copies the gradients into `input`, which may be any tensor if a program's own comm has allocated it.
-  void lay_out(const py::list& gradients, const py::object& input, int64_t length) const {
-    const auto* const buffer = plain_tensor(input.ptr());
-    const auto plain = buffer != nullptr && is_small_on_cpu(*buffer) && buffer->numel() == length
-                           ? plain_gradients(gradients, buffer->scalar_type(), shards_.c10d->getSize())
-                           : std::nullopt;
-    if (plain) {
-      copy_gradients_in(*plain, *buffer, shards_.c10d->getSize());
-    } else {
-      imported<kCollectives, "foreach_reduce_scatter_copy_in">()(gradients, input, shards_.c10d->getSize());
-    }
   }
 
   static void divide(const py::object& tensor, const py::object& factor) {

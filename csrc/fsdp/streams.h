@@ -25,7 +25,6 @@
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/context_guard.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
@@ -49,13 +48,6 @@ template <AttributeName name>
 py::handle training_state() {
   static auto* const state = attribute<name>(imported<kGroups, "TrainingState">()).release().ptr();
   return state;
-}
-
-// An object of a NamedTuple class; `items` are objects.
-template <typename... Items>
-py::object named_tuple(py::handle type, const Items&... items) {
-  const auto fields = py::make_tuple(py::make_tuple(items...));
-  return checked(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), fields.ptr(), nullptr));
 }
 
 template <AttributeName name>

@@ -133,12 +133,6 @@ bool is_pointwise(const c10::OperatorHandle& op) {
          });
 }
 
-// Returns true for an operator in place, whose result is its first argument.
-bool writes_to_first(const c10::OperatorHandle& op) {
-  const auto* const alias = op.schema().arguments()[0].alias_info();
-  return alias != nullptr && alias->isWrite();
-}
-
 // As many dims as `meta` has: promotion of dtypes treats tensors without dims differently.
 at::Tensor of_one_element(const TensorMeta& meta) {
   return at::ones(std::vector<int64_t>(meta.shape.size(), 1),
@@ -205,10 +199,11 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
     const auto dtype = result_dtype(op, call);
     const auto& first = call.tensors[0];
     if (are_alike(call)) {
-      return writes_to_first(op) ? first : TensorMeta{first.shape, first.stride, static_cast<Dtype>(dtype)};
+      return writes_to_first(op.schema()) ? first
+                                          : TensorMeta{first.shape, first.stride, static_cast<Dtype>(dtype)};
     }
     const auto output = iterator_output(call, dtype);
-    if (writes_to_first(op)) {
+    if (writes_to_first(op.schema())) {
       return output.sizes() == at::IntArrayRef(first.shape) ? std::optional(first) : std::nullopt;
     }
     return TensorMeta{output.sizes().vec(), output.strides().vec(), static_cast<Dtype>(dtype)};
@@ -243,6 +238,11 @@ void append(const IValue& result, std::vector<std::optional<TensorMeta>>& metas)
 
 TensorMeta tensor_meta(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())};
+}
+
+bool writes_to_first(const c10::FunctionSchema& schema) {
+  return !schema.arguments().empty() && schema.arguments()[0].alias_info() != nullptr &&
+         schema.arguments()[0].alias_info()->isWrite() && !schema.arguments()[0].is_out();
 }
 
 Argument to_argument(const IValue& value, const c10::TypePtr& type) {

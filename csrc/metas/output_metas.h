@@ -13,6 +13,10 @@ namespace funcol {
 // Shape, strides and dtype of a tensor without symbolic sizes.
 TensorMeta tensor_meta(const at::Tensor& tensor);
 
+// Returns true for an operator in place. Its name says it only if it ends in one underscore: __and__ returns
+// a new tensor, and __iand__ its first argument.
+bool writes_to_first(const c10::FunctionSchema& schema);
+
 // An operator's argument other than a tensor, as sharding rules see it: numbers, strings, lists of them, and
 // the numbers of dtypes, layouts and memory formats, which the schema's type tells apart. NotImplementedError
 // for a value that an Argument cannot hold, such as a complex or symbolic number.

@@ -71,6 +71,18 @@ py::object find_attribute(py::handle object) {
   return py::reinterpret_steal<py::object>(value);
 }
 
+// Makes an object of a subclass of tuple, without the class's own __new__.
+inline py::object tuple_object(py::handle type, const py::tuple& items) {
+  auto* const of_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  return checked(PyTuple_Type.tp_new(of_type, py::make_tuple(items).ptr(), nullptr));
+}
+
+// Makes an object of a NamedTuple class; `items` are objects.
+template <typename... Items>
+py::object named_tuple(py::handle type, const Items&... items) {
+  return tuple_object(type, py::make_tuple(items...));
+}
+
 // The index of a name among `names`, found when it is compiled: NameIn<kNames>("mesh_axes").
 template <const auto& names>
 struct NameIn {

@@ -4,8 +4,10 @@
 // python/funcol/_C/callbacks.pyi has their types, at hand_over().
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -29,11 +31,23 @@ inline constexpr std::array kCallbackNames = {
 };
 using Callback = NameIn<kCallbackNames>;
 
+inline std::array<PyObject*, kCallbackNames.size()> callbacks{};  // under the GIL; never released
+
 // RuntimeError naming the function if the module that has it is not loaded.
-py::handle callback(Callback which);
+inline py::handle callback(Callback which) {
+  auto* const function = callbacks.at(which.index);
+  TORCH_CHECK(function != nullptr, "funcol: Python has not handed over ", kCallbackNames.at(which.index),
+              "(), which C++ needs. Import the module of funcol whose function was called.");
+  return function;
+}
 
 // Sets the function of `name`, a name in _C/callbacks.pyi; ValueError for other names. The function is kept
 // until another one takes its place.
-void hand_over(const std::string& name, const py::object& function);
+inline void hand_over(const std::string& name, const py::object& function) {
+  const auto* const found = std::ranges::find(kCallbackNames, name);
+  TORCH_CHECK_VALUE(found != kCallbackNames.end(), "funcol::hand_over: there is no function '", name,
+                    "'. Expected a name that _C/callbacks.pyi lists.");
+  Py_XSETREF(callbacks.at(found - kCallbackNames.begin()), function.inc_ref().ptr());
+}
 
 }  // namespace funcol::python

@@ -29,6 +29,22 @@ std::optional<int64_t> dim_of_shard(py::handle object);
 // The values of a sequence of placements, or of text such as "S0,R".
 std::vector<Placement> to_placements(py::handle object);
 
+// Reads placements once while the same object comes again and again.
+class PlacementMemo {
+ public:
+  const std::vector<Placement>& read(const py::object& placements) {
+    if (!placements.is(object_)) {
+      placements_ = to_placements(placements);
+      object_ = placements;
+    }
+    return placements_;
+  }
+
+ private:
+  py::object object_;
+  std::vector<Placement> placements_;
+};
+
 // The value of a tuple of ShardOrderEntry(tensor_dim, mesh_dims), or of such pairs. Empty for None, the
 // default order.
 ShardOrder to_shard_order(py::handle object);

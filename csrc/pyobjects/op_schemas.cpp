@@ -15,9 +15,9 @@
 #include "compat/dtensor_spec.h"
 #include "metas/output_metas.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
 
 // CPython exports it, and declares it in internal headers since 3.13.
 extern "C" PyObject* _PyDict_GetItem_KnownHash(PyObject* dict, PyObject* key, Py_hash_t hash);  // NOLINT

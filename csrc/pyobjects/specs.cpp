@@ -15,10 +15,10 @@
 #include "layout/word_key.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"
 #include "pyobjects/op_schemas.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 namespace {
@@ -194,17 +194,11 @@ py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   return is_same ? earlier : own;
 }
 
-// Makes an object of a subclass of tuple, without the class's own __new__.
-py::object make_tuple_of(PyTypeObject* type, const py::tuple& fields) {
-  return checked(PyTuple_Type.tp_new(type, py::make_tuple(fields).ptr(), nullptr));
-}
-
 py::object to_python_meta(const TensorMeta& meta) {
   const auto type = imported<"torch.distributed.tensor._dtensor_spec", "TensorMeta">();
-  const auto shape = make_tuple_of(&THPSizeType, py::tuple(py::cast(meta.shape)));
-  return make_tuple_of(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                       py::make_tuple(shape, py::tuple(py::cast(meta.stride)),
-                                      to_python(static_cast<at::ScalarType>(meta.dtype))));
+  const auto shape = tuple_object(reinterpret_cast<PyObject*>(&THPSizeType), py::tuple(py::cast(meta.shape)));
+  return named_tuple(type, shape, py::tuple(py::cast(meta.stride)),
+                     to_python(static_cast<at::ScalarType>(meta.dtype)));
 }
 
 // Makes a spec of a layout that is known and has no masks, without Python. Returns null for another layout.

@@ -1,9 +1,12 @@
-// Tensors as Python's objects. They are made with the GIL.
+// Tensors and dtypes as Python's objects, which are made with the GIL, and dtypes as values.
 #pragma once
 
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,25 @@ inline py::list to_python(std::vector<at::Tensor> tensors) {
     PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tensors[i])));
   }
   return list;
+}
+
+// The value of a torch.dtype.
+inline at::ScalarType to_dtype(py::handle dtype) {
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+// The value of a torch.dtype or None. `op` names the caller in the TypeError of anything else.
+inline std::optional<at::ScalarType> to_optional_dtype(py::handle dtype, const char* op) {
+  if (dtype.is_none()) {
+    return std::nullopt;
+  }
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "funcol::", op, ": a dtype is a ",
+                   Py_TYPE(dtype.ptr())->tp_name, ". Pass a torch.dtype.");
+  return to_dtype(dtype);
+}
+
+inline py::object to_python(at::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
 }
 
 }  // namespace funcol::python

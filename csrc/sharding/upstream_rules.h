@@ -96,6 +96,6 @@ class UpstreamRules {
 // has to decide. `rule` is a rule, and no reason. Keyword tensors keep their layouts. Throws what PyTorch's
 // filter raises.
 std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
-                                                     const UpstreamRule& rule);  // in upstream_strategies.cpp
+                                                     const UpstreamRule& rule);
 
 }  // namespace funcol::python

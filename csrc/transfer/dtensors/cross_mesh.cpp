@@ -10,6 +10,7 @@
 #include "layout/cache.h"
 #include "layout/hash.h"
 #include "pyobjects/callbacks.h"
+#include "pyobjects/layouts.h"
 #include "pyobjects/without_gil.h"
 #include "transfer/transfer_exchange.h"
 

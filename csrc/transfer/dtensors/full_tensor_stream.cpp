@@ -8,7 +8,6 @@
 
 #include "async/dispatch_modes.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/dtypes.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"

@@ -11,7 +11,7 @@
 #include "layout/hash.h"
 #include "planner/search.h"
 #include "pyobjects/callbacks.h"
-#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {

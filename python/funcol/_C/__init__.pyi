@@ -10,4 +10,3 @@ from .installation import *
 from .mesh_changes import *
 from .planner import *
 from .propagation import *
-from .weights import *

@@ -25,7 +25,7 @@ def test_stubs_agree_with_the_built_module() -> None:
         ("def mesh_of(mesh: Any) -> Mesh: ...", "parameters have no names: end them with '/'"),
         ("def isend(tensor: Tensor, /) -> Any: ...", "1 parameters, the binding takes 5"),
         ("def is_pending(tensor: object) -> bool: ...", "takes arguments by position alone"),
-        ("def forget_groups(name: str, /) -> None: ...", "1 parameters, the binding takes 0"),
+        ("def has_active_layers(name: str, /) -> bool: ...", "1 parameters, the binding takes 0"),
         ("EVERY_RANK: str", "is str, the binding is int"),
         ("class NoRuleError(ValueError): ...", "a class with bases ['ValueError']"),
     ],

@@ -145,16 +145,12 @@ def _state_of_wake_key(keys: list[str], wake: dict[str, Any]) -> str:
 
 
 def own_schemas() -> dict[str, str]:
-    """Returns the schemas of funcol's operators as csrc/ops writes them, named as those of PyTorch."""
+    """Returns the schemas of funcol's operators, named as those of PyTorch."""
+    source = (ROOT / "csrc" / "ops" / "schemas.cpp").read_text()
     schemas = {}
-    for file in (ROOT / "csrc" / "ops").glob("*.cpp"):
-        source = file.read_text() if file.name != "core_kernels.cpp" else ""
-        literals = re.findall(r'(?:"[^"\n]*"\s*)+', source)
-        for literal in literals:
-            text = "".join(re.findall(r'"([^"]*)"', literal))
-            if re.fullmatch(r"\w+\(\w.*\) -> .+", text):
-                name = f"_c10d_functional::{text.partition('(')[0]}"
-                schemas[name] = f"_c10d_functional::{text}"
+    for literals in re.findall(r'm\.def\(\s*((?:"[^"\n]*"\s*)+)', source):
+        text = "".join(re.findall(r'"([^"]*)"', literals))
+        schemas[f"_c10d_functional::{text.partition('(')[0]}"] = f"_c10d_functional::{text}"
     return schemas
 
 

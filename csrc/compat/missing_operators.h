@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include <string>
-#include <string_view>
 
 namespace funcol::compat {
 
@@ -29,15 +28,15 @@ inline bool has_operator(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
 }
 
-// Defines the operator of `schema` in _c10d_functional if PyTorch has none. The kernel of `make_kernel()`
-// serves all devices, `meta` the Meta device.
+// Defines the operator `name` in _c10d_functional, with the schema of funcol's, if PyTorch has none. The
+// kernel of `make_kernel()` serves all devices, `meta` the Meta device.
 template <typename MakeKernel, typename Meta>
-void define_if_missing(torch::Library& library, const char* schema, const MakeKernel& make_kernel,
+void define_if_missing(torch::Library& library, const std::string& name, const MakeKernel& make_kernel,
                        Meta* meta) {
-  const std::string_view text(schema);
-  const std::string name(text.substr(0, text.find('(')));
-  if (!has_operator("_c10d_functional::" + name)) {
-    library.def(schema, {at::Tag::pt2_compliant_tag});
+  const auto qualified = "_c10d_functional::" + name;
+  if (!has_operator(qualified)) {
+    const auto own = c10::Dispatcher::singleton().findSchemaOrThrow(("funcol::" + name).c_str(), "");
+    library.def(own.schema().cloneWithName(qualified, ""), {at::Tag::pt2_compliant_tag});
     library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, make_kernel()));
     library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, torch::CppFunction(meta)));
   }

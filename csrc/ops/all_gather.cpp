@@ -178,11 +178,7 @@ autograd::Data coalesced_saved(at::TensorList inputs, int64_t group_size, const 
   return {are_scalars, group};
 }
 
-const auto kOut = in_place(
-    {.schema = "all_gather_into_tensor_out(Tensor input, int group_size, Any group_name, *, Tensor(a!) out) "
-               "-> Tensor(a!)",
-     .needs_contiguous = true},
-    from_stack(start_rows_out));
+const auto kOut = in_place({.name = "all_gather_into_tensor_out"}, from_stack(start_rows_out));
 
 }  // namespace
 }  // namespace all_gather
@@ -328,26 +324,19 @@ StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tens
 }
 
 const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
-    {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
-     .needs_contiguous = true},
-    all_gather::start_rows,
+    {.name = "all_gather_into_tensor"}, all_gather::start_rows,
     {.meta = all_gather::rows_meta, .recorded = all_gather::rows_recorded, .is_in_core = true});
 
-const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
-    {.schema = "all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> "
-               "Tensor",
-     .op = all_gather::kAlongDim},
-    start_uneven_all_gather,
-    {.meta = all_gather::meta,
-     .traced = all_gather::traced,
-     .rule = all_gather::rule,
-     .saved = all_gather::saved});
+const decltype(call::all_gather_along_dim) call::all_gather_along_dim({.name = "all_gather_along_dim",
+                                                                       .op = all_gather::kAlongDim},
+                                                                      start_uneven_all_gather,
+                                                                      {.meta = all_gather::meta,
+                                                                       .traced = all_gather::traced,
+                                                                       .rule = all_gather::rule,
+                                                                       .saved = all_gather::saved});
 
 const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_tensor_coalesced(
-    {.schema =
-         "all_gather_into_tensor_coalesced(Tensor[] inputs, int group_size, Any group_name) -> Tensor[]",
-     .needs_contiguous = true},
-    all_gather::start_coalesced,
+    {.name = "all_gather_into_tensor_coalesced"}, all_gather::start_coalesced,
     {.meta = all_gather::coalesced_meta,
      .traced = all_gather::coalesced_traced,
      .rule = all_gather::coalesced_rule,

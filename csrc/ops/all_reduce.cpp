@@ -58,13 +58,12 @@ Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values,
 }
 
 const auto kInPlace =
-    in_place({.schema = "all_reduce_(Tensor(a!) input, Any reduce_op, Any group_name) -> Tensor(a!)"},
+    in_place({.name = "all_reduce_"},
              from_stack(+[](const at::Tensor& tensor, const c10d::ReduceOp& reduce_op,
                             const GroupPtr& group) { return start_all_reduce_(tensor, reduce_op, group); }));
 
-const auto kCoalescedInPlace = in_place(
-    {.schema = "all_reduce_coalesced_(Tensor[](a!) inputs, Any reduce_op, Any group_name) -> Tensor[](a!)"},
-    from_stack(start_all_reduce_coalesced_));
+const auto kCoalescedInPlace =
+    in_place({.name = "all_reduce_coalesced_"}, from_stack(start_all_reduce_coalesced_));
 
 }  // namespace
 }  // namespace all_reduce
@@ -122,13 +121,13 @@ StartedCollective start_all_reduce_coalesced_(at::TensorList tensors, const c10d
   return all_reduce::reduce_in_place(tensors.vec(), reduce_op, group, kOp);
 }
 
-const decltype(call::all_reduce) call::all_reduce(
-    {.schema = "all_reduce(Tensor input, Any reduce_op, Any group_name) -> Tensor"}, start_all_reduce,
-    {.rule = all_reduce::rule, .saves_reduce_op = true, .is_in_core = true});
+const decltype(call::all_reduce) call::all_reduce({.name = "all_reduce"}, start_all_reduce,
+                                                  {.rule = all_reduce::rule,
+                                                   .saves_reduce_op = true,
+                                                   .is_in_core = true});
 
 const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced(
-    {.schema = "all_reduce_coalesced(Tensor[] inputs, Any reduce_op, Any group_name) -> Tensor[]"},
-    start_all_reduce_coalesced,
+    {.name = "all_reduce_coalesced"}, start_all_reduce_coalesced,
     {.rule = all_reduce::coalesced_rule, .saves_reduce_op = true, .check = check_alike, .is_in_core = true});
 
 }  // namespace funcol

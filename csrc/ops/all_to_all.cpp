@@ -136,10 +136,7 @@ StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_d
 }
 
 const decltype(call::all_to_all_single) call::all_to_all_single(
-    {.schema = "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, Any "
-               "group_name) -> Tensor",
-     .needs_contiguous = true},
-    start_all_to_all,
+    {.name = "all_to_all_single"}, start_all_to_all,
     {.meta = all_to_all::meta, .traced = all_to_all::traced, .rule = all_to_all::rule, .is_in_core = true});
 
 }  // namespace funcol

@@ -117,13 +117,11 @@ StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef o
           {}};
 }
 
-const decltype(call::all_to_all) call::all_to_all(
-    {.schema = "all_to_all(Tensor[] inputs, SymInt[] output_split_sizes, Any group_name) -> Tensor[]"},
-    start_all_to_all_list,
-    {.meta = all_to_all_list::meta,
-     .traced = all_to_all_list::traced,
-     .rule = all_to_all_list::rule,
-     .saved = all_to_all_list::saved,
-     .check = check_alike});
+const decltype(call::all_to_all) call::all_to_all({.name = "all_to_all"}, start_all_to_all_list,
+                                                  {.meta = all_to_all_list::meta,
+                                                   .traced = all_to_all_list::traced,
+                                                   .rule = all_to_all_list::rule,
+                                                   .saved = all_to_all_list::saved,
+                                                   .check = check_alike});
 
 }  // namespace funcol

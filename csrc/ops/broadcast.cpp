@@ -29,11 +29,10 @@ std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const aut
   return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
 }
 
-const auto kInPlace =
-    in_place({.schema = "broadcast_(Tensor(a!) input, int src, Any group_name) -> Tensor(a!)"},
-             from_stack(+[](const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
-               return start_broadcast_(tensor, source, group);
-             }));
+const auto kInPlace = in_place(
+    {.name = "broadcast_"}, from_stack(+[](const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
+      return start_broadcast_(tensor, source, group);
+    }));
 
 }  // namespace
 }  // namespace broadcast
@@ -57,8 +56,7 @@ StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, con
   return broadcast::broadcast_in_place(tensor, source, group, op);
 }
 
-const decltype(call::broadcast) call::broadcast(
-    {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-    {.rule = broadcast::rule, .is_in_core = true});
+const decltype(call::broadcast) call::broadcast({.name = "broadcast"}, start_broadcast,
+                                                {.rule = broadcast::rule, .is_in_core = true});
 
 }  // namespace funcol

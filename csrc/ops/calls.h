@@ -8,8 +8,7 @@
 // Each is a Collective, made in the file of its collective from one description of all its forms:
 //
 //   const decltype(call::broadcast) call::broadcast(
-//       {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-//       {.rule = rule, .is_in_core = true});
+//       {.name = "broadcast"}, start_broadcast, {.rule = rule, .is_in_core = true});
 //
 // makes funcol::broadcast with kernels for all dispatch keys, and the function call::broadcast for C++. Forms
 // have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.

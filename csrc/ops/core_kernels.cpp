@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -52,6 +53,11 @@ bool is_served_with_autograd(const CoreKernel& kernel) {
 
 bool is_served_in(std::string_view name_space, const CoreKernel& kernel) {
   return !name_space.ends_with("_autograd") || is_served_with_autograd(kernel);
+}
+
+// "all_reduce(Tensor self, ...) -> Tensor" -> all_reduce
+std::string name_in_schema(std::string_view schema) {
+  return std::string(schema.substr(0, schema.find('(')));
 }
 
 // The operators of c10d_functional, also those that only newer PyTorch minors have.

@@ -289,22 +289,16 @@ Tensor draw_meta(const Tensor& like, std::string_view /*distribution*/, Numbers 
 }
 
 template <typename Kernel, typename Meta>
-Operator random_operator(const char* schema, Kernel* kernel, Meta* meta) {
-  Operator op({.schema = schema, .is_random = true});
+Operator random_operator(const char* name, Kernel* kernel, Meta* meta) {
+  Operator op({.name = name});
   op.set_kernel(c10::DispatchKey::CPU, torch::CppFunction(kernel));
   op.set_kernel(c10::DispatchKey::CUDA, torch::CppFunction(kernel));
   op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
   return op;
 }
 
-const auto kDraw = random_operator(
-    "draw(Tensor like, str distribution, Scalar[] numbers, SymInt[] shape, int[] cuts, *, "
-    "Generator? generator=None) -> Tensor",
-    draw, draw_meta);
-const auto kDrawInPlace = random_operator(
-    "draw_(Tensor(a!) self, str distribution, Scalar[] numbers, SymInt[] shape, int[] cuts, *, "
-    "Generator? generator=None) -> ()",
-    draw_, draw_meta_);
+const auto kDraw = random_operator("draw", draw, draw_meta);
+const auto kDrawInPlace = random_operator("draw_", draw_, draw_meta_);
 
 }  // namespace
 }  // namespace funcol

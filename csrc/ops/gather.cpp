@@ -106,9 +106,7 @@ StartedCollective start_gather(const at::Tensor& input, int64_t destination, int
 }
 
 const decltype(call::gather) call::gather(
-    {.schema =
-         "gather(Tensor input, int dst, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_gather,
+    {.name = "gather"}, start_gather,
     {.meta = gather::meta, .traced = gather::traced, .rule = gather::rule, .saved = gather::saved});
 
 }  // namespace funcol

@@ -10,6 +10,7 @@
 #include "async/dispatch_modes.h"
 #include "ops/backend_tensor.h"
 #include "ops/core_call.h"
+#include "ops/schemas.h"
 
 namespace funcol {
 namespace {
@@ -35,17 +36,10 @@ class BoxedRun final : public c10::OperatorKernel {
 }  // namespace
 
 Operator::Operator(const OperatorInfo& info)
-    : name_(name_in_schema(info.schema)),
+    : name_(info.name),
       op_(info.op == nullptr ? name_ : info.op),
       library_(torch::Library::FRAGMENT, "funcol", std::nullopt, __FILE__, __LINE__) {
-  std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  if (info.needs_contiguous) {
-    tags.push_back(at::Tag::needs_contiguous_strides);
-  }
-  if (info.is_random) {
-    tags.push_back(at::Tag::nondeterministic_seeded);
-  }
-  library_.def(info.schema, std::as_const(tags));
+  define_operators();
 }
 
 void Operator::set_kernel(c10::DispatchKey key, torch::CppFunction kernel) {
@@ -185,7 +179,7 @@ void forward_to_core(Operator& op) {
 Operator in_place(const OperatorInfo& info, const StartFromStack& start) {
   const auto run = started(start, as_overwritten);
   return forwarded(
-      info, [&] { return boxed(name_in_schema(info.schema), run); },
+      info, [&] { return boxed(info.name, run); },
       torch::CppFunction::makeFromBoxedFunction<&meta_of_written>(), run);
 }
 

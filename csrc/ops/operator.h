@@ -1,7 +1,7 @@
-// One operator of funcol, as PyTorch's dispatcher knows it: a schema, and a kernel for each dispatch key.
+// The kernels of one operator of funcol, by dispatch key.
 //
 // A file that implements an operator has an object of this class, or a Collective, which has one. Its
-// constructor defines the operator when the library is loaded.
+// constructor registers the kernels when the library is loaded; schemas.cpp defines the operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,11 +26,6 @@ namespace funcol {
 inline std::string unqualified_name(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   return name.substr(name.find("::") + 2);
-}
-
-// "all_reduce(Tensor input, ...) -> Tensor" -> all_reduce
-inline std::string name_in_schema(std::string_view schema) {
-  return std::string(schema.substr(0, schema.find('(')));
 }
 
 // Arguments of start functions, from the arguments or the stack of PyTorch's dispatcher.
@@ -147,10 +142,8 @@ void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std
 torch::CppFunction boxed(std::string op, StackFunction run);
 
 struct OperatorInfo {
-  const char* schema;             // "broadcast(Tensor input, int src, Any group_name) -> Tensor"
-  const char* op = nullptr;       // the name in messages; null: the name in the schema
-  bool needs_contiguous = false;  // whether compilers have to pass contiguous tensors
-  bool is_random = false;         // whether results differ between calls with equal arguments
+  const char* name;          // in schemas.cpp
+  const char* op = nullptr;  // the name in messages; null: `name`
 };
 
 class Operator {

@@ -115,7 +115,7 @@ StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destina
 }
 
 const decltype(call::permute_tensor) call::permute_tensor(
-    {.schema = "permute_tensor(Tensor input, int[] src_dst, Any group_name) -> Tensor"}, start_permute,
+    {.name = "permute_tensor"}, start_permute,
     {.meta = permute::meta,
      .traced = permute::traced,
      .rule = permute::rule,

@@ -14,6 +14,7 @@
 #include "ops/collectives.h"
 #include "ops/meta.h"
 #include "ops/operator.h"
+#include "ops/schemas.h"
 
 namespace funcol {
 namespace {
@@ -228,12 +229,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-constexpr auto kSend = "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor";
-constexpr auto kReceive = "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor";
-constexpr auto kBatch =
-    "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> "
-    "Tensor[]";
-
 at::Tensor send_meta(const at::Tensor& tensor, int64_t, int64_t, std::string_view) {
   return meta_of_sizes(tensor, {c10::SymInt(0)});
 }
@@ -271,31 +266,31 @@ const auto kCoreReceive = started(from_stack(start_receive), as_overwritten);
 const auto kCoreBatch = started(from_stack(start_batch_p2p), as_overwritten);
 
 template <typename Meta>
-Operator point_to_point(const char* schema, const StackFunction& run, const StackFunction& core_run,
+Operator point_to_point(const char* name, const StackFunction& run, const StackFunction& core_run,
                         Meta* meta) {
   return forwarded(
-      {.schema = schema}, [&] { return boxed(name_in_schema(schema), run); }, torch::CppFunction(meta),
-      core_run);
+      {.name = name}, [&] { return boxed(name, run); }, torch::CppFunction(meta), core_run);
 }
 
 const auto kSendOperator =
-    point_to_point(kSend, started(from_stack(start_send), as_pending), kCoreSend, send_meta);
+    point_to_point("isend", started(from_stack(start_send), as_pending), kCoreSend, send_meta);
 const auto kReceiveOperator =
-    point_to_point(kReceive,
+    point_to_point("irecv",
                    started(from_stack(start_receive),
                            [](StartedCollective start) { return as_received(std::move(start), {0}); }),
                    kCoreReceive, receive_meta);
-const auto kBatchOperator = point_to_point(kBatch, as_received_batch, kCoreBatch, batch_meta<false>);
+const auto kBatchOperator = point_to_point("batch_p2p_ops", as_received_batch, kCoreBatch, batch_meta<false>);
 
 }  // namespace
 }  // namespace funcol
 
 TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
   using namespace funcol;  // NOLINT(google-build-using-namespace)
+  define_operators();
   compat::define_if_missing(
-      m, kSend, [] { return boxed("isend", kCoreSend); }, send_meta);
+      m, "isend", [] { return boxed("isend", kCoreSend); }, send_meta);
   compat::define_if_missing(
-      m, kReceive, [] { return boxed("irecv", kCoreReceive); }, receive_meta);
+      m, "irecv", [] { return boxed("irecv", kCoreReceive); }, receive_meta);
   compat::define_if_missing(
-      m, kBatch, [] { return boxed("batch_p2p_ops", kCoreBatch); }, batch_meta<true>);
+      m, "batch_p2p_ops", [] { return boxed("batch_p2p_ops", kCoreBatch); }, batch_meta<true>);
 }

@@ -73,7 +73,7 @@ StartedCollective start_reduce(const at::Tensor& input, const c10d::ReduceOp& re
 }
 
 const decltype(call::reduce) call::reduce(
-    {.schema = "reduce(Tensor input, Any reduce_op, int dst, Any group_name) -> Tensor"}, start_reduce,
+    {.name = "reduce"}, start_reduce,
     {.meta = reduce::meta, .traced = reduce::traced, .rule = reduce::rule, .saves_reduce_op = true});
 
 }  // namespace funcol

@@ -234,11 +234,7 @@ Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values,
                                        group, kCoalesced);
 }
 
-const auto kOut = in_place(
-    {.schema = "reduce_scatter_tensor_out(Tensor input, str reduce_op, int group_size, Any group_name, *, "
-               "Tensor(a!) out) -> Tensor(a!)",
-     .needs_contiguous = true},
-    from_stack(start_rows_out));
+const auto kOut = in_place({.name = "reduce_scatter_tensor_out"}, from_stack(start_rows_out));
 
 }  // namespace
 }  // namespace reduce_scatter
@@ -352,35 +348,25 @@ StartedCollective start_reduce_scatter_out(const at::Tensor& input, const c10d::
 }
 
 const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
-    {.schema = "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, Any group_name) -> Tensor",
-     .needs_contiguous = true},
-    reduce_scatter::start_rows,
+    {.name = "reduce_scatter_tensor"}, reduce_scatter::start_rows,
     {.meta = reduce_scatter::rows_meta, .recorded = reduce_scatter::rows_recorded, .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
-    {.schema = "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
-               "split_sizes=None) -> Tensor",
-     .op = reduce_scatter::kOne},
-    start_uneven_reduce_scatter,
+    {.name = "reduce_scatter_along_dim", .op = reduce_scatter::kOne}, start_uneven_reduce_scatter,
     {.meta = reduce_scatter::meta,
      .traced = reduce_scatter::traced,
      .rule = reduce_scatter::rule,
      .saves_reduce_op = true});
 
 const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tensor_coalesced(
-    {.schema = "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, Any "
-               "group_name) -> Tensor[]",
-     .needs_contiguous = true},
-    reduce_scatter::start_coalesced_rows,
+    {.name = "reduce_scatter_tensor_coalesced"}, reduce_scatter::start_coalesced_rows,
     {.meta = reduce_scatter::coalesced_rows_meta,
      .recorded = reduce_scatter::coalesced_rows_recorded,
      .check = check_alike,
      .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_along_dims_coalesced(
-    {.schema = "reduce_scatter_along_dims_coalesced(Tensor[] inputs, Any reduce_op, int[] dims, Any "
-               "group_name) -> Tensor[]",
-     .op = reduce_scatter::kCoalesced},
+    {.name = "reduce_scatter_along_dims_coalesced", .op = reduce_scatter::kCoalesced},
     start_reduce_scatter_coalesced,
     {.meta = reduce_scatter::coalesced_meta,
      .traced = reduce_scatter::coalesced_traced,

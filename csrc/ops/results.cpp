@@ -12,6 +12,7 @@
 #include "compat/missing_operators.h"
 #include "ops/meta.h"
 #include "ops/operator.h"
+#include "ops/schemas.h"
 
 namespace funcol {
 namespace {
@@ -116,8 +117,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-constexpr auto kList = "wait_tensors(Tensor[] tensors) -> Tensor[]";
-
 Tensors wait_tensors(at::TensorList tensors) {
   for (const auto& tensor : tensors) {
     wait_tensor(tensor);
@@ -130,17 +129,17 @@ Tensors list_meta(at::TensorList tensors) { return meta_of_each(tensors, wait_me
 Tensors core_list_meta(at::TensorList tensors) { return tensors.vec(); }
 
 const auto kWait = forwarded(
-    {.schema = "wait_tensor(Tensor tensor) -> Tensor"}, [] { return torch::CppFunction(wait_tensor); },
-    torch::CppFunction(wait_meta),
+    {.name = "wait_tensor"}, [] { return torch::CppFunction(wait_tensor); }, torch::CppFunction(wait_meta),
     [](Arguments arguments, const char*) { return Tensors{wait_tensor(arguments[0].toTensor())}; });
 const auto kWaitForList = forwarded(
-    {.schema = kList}, [] { return torch::CppFunction(wait_tensors); }, torch::CppFunction(list_meta),
+    {.name = "wait_tensors"}, [] { return torch::CppFunction(wait_tensors); }, torch::CppFunction(list_meta),
     [](Arguments arguments, const char*) { return wait_tensors(arguments[0].toTensorVector()); });
 
 }  // namespace
 }  // namespace funcol
 
 TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
+  funcol::define_operators();
   funcol::compat::define_if_missing(
-      m, funcol::kList, [] { return torch::CppFunction(funcol::wait_tensors); }, funcol::core_list_meta);
+      m, "wait_tensors", [] { return torch::CppFunction(funcol::wait_tensors); }, funcol::core_list_meta);
 }

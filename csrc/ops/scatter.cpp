@@ -89,13 +89,10 @@ StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t
   return {scatter::kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
 }
 
-const decltype(call::scatter) call::scatter(
-    {.schema =
-         "scatter(Tensor input, int src, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_scatter,
-    {.meta = scatter::meta,
-     .traced = scatter::traced,
-     .rule = scatter::rule,
-     .saved = decltype(call::scatter)::arguments_and_sizes});
+const decltype(call::scatter) call::scatter({.name = "scatter"}, start_scatter,
+                                            {.meta = scatter::meta,
+                                             .traced = scatter::traced,
+                                             .rule = scatter::rule,
+                                             .saved = decltype(call::scatter)::arguments_and_sizes});
 
 }  // namespace funcol

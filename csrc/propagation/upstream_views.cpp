@@ -74,25 +74,19 @@ std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const 
 // Finds the placements of the result, axis by axis.
 class ViewedShards {
  public:
-  ViewedShards(const OpCall& call, const std::vector<Placement>& placements, const Mesh& mesh)
-      : from_(call.tensors[0].shape),
-        to_(call.outputs[0]->shape),
+  // `groups` are those of a reshape, else empty. All arguments outlive this.
+  ViewedShards(const Shape& from, const Shape& to, const DimMap& map, const std::vector<DimGroup>& groups,
+               const std::vector<Placement>& placements, const Mesh& mesh, bool makes_strided)
+      : from_(from),
+        to_(to),
+        map_(map),
+        groups_(groups),
         placements_(placements),
         mesh_(mesh),
-        is_strict_(is_strict(call.op)),
-        num_shards_(from_.size(), 1) {
-    if (!is_reshape(call.op)) {
-      map_ = dims_of_view(call, from_, to_);
-    } else if (num_elements(from_) > 0) {
-      groups_ = dim_groups(from_, to_);
-      map_ = reshaped_dims(groups_, from_.size(), to_);
-    }
-  }
+        makes_strided_(makes_strided),
+        num_shards_(from.size(), 1) {}
 
   std::optional<std::vector<Placement>> find() {
-    if (!map_) {
-      return std::nullopt;
-    }
     auto viewed = placements_;
     for (size_t axis = 0; axis < placements_.size(); ++axis) {
       if (placements_[axis].is_shard()) {
@@ -110,7 +104,7 @@ class ViewedShards {
  private:
   std::optional<Placement> plain_shard(size_t axis) const {
     const auto dim = placements_[axis].dim;
-    const auto target = map_->at(dim);
+    const auto target = map_.at(dim);
     if (!target) {
       return flattened_shard(dim);
     }
@@ -125,7 +119,7 @@ class ViewedShards {
   // A dim that is flattened after others: its shards are pieces that are repeated for each index of those.
   std::optional<Placement> flattened_shard(int64_t dim) const {
     const auto* const group = group_of(dim);
-    if (!is_strict_ || group == nullptr || group->to.size() != 1 ||
+    if (!makes_strided_ || group == nullptr || group->to.size() != 1 ||
         !std::ranges::all_of(group->from, [&](int64_t other) { return is_cut_evenly_in_blocks(other); })) {
       return std::nullopt;
     }
@@ -142,7 +136,7 @@ class ViewedShards {
   // The pieces of a strided shard are those of a dim that is split off, or stay as they are.
   std::optional<Placement> strided_shard(size_t axis) const {
     const auto& shard = placements_[axis];
-    const auto target = map_->at(shard.dim);
+    const auto target = map_.at(shard.dim);
     if (!target) {
       return std::nullopt;
     }
@@ -200,11 +194,11 @@ class ViewedShards {
 
   const Shape& from_;
   const Shape& to_;
+  const DimMap& map_;
+  const std::vector<DimGroup>& groups_;
   const std::vector<Placement>& placements_;
   const Mesh& mesh_;
-  bool is_strict_;
-  std::vector<DimGroup> groups_;  // of a reshape
-  std::optional<DimMap> map_;
+  bool makes_strided_;
   std::vector<int64_t> num_shards_;  // by dim, by the axes so far
 };
 
@@ -213,10 +207,25 @@ class ViewedShards {
 std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
                                                     const std::vector<Placement>& placements,
                                                     const Mesh& mesh) {
-  if (call.tensors.size() != 1 || call.outputs.size() != 1 || !call.outputs[0]) {
+  if (call.tensors.size() != 1 || call.outputs.size() != 1) {
     return std::nullopt;
   }
-  return ViewedShards(call, placements, mesh).find();
+  const auto& output = call.outputs[0];
+  if (!output) {
+    return std::nullopt;
+  }
+  const auto& from = call.tensors[0].shape;
+  const auto& to = output->shape;
+  std::vector<DimGroup> groups;
+  std::optional<DimMap> map;
+  if (!is_reshape(call.op)) {
+    map = dims_of_view(call, from, to);
+  } else if (num_elements(from) > 0) {
+    groups = dim_groups(from, to);
+    map = reshaped_dims(groups, from.size(), to);
+  }
+  return map ? ViewedShards(from, to, *map, groups, placements, mesh, is_strict(call.op)).find()
+             : std::nullopt;
 }
 
 }  // namespace funcol

@@ -1,0 +1,10 @@
+// All operators of funcol.
+#pragma once
+
+namespace funcol {
+
+// Defines the operators, the first time. Their kernels are registered in the files of their collectives, by
+// name.
+void define_operators();
+
+}  // namespace funcol

@@ -13,7 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
 from ..redistribution.specs import placed, spec_of
-from ..sharding import redistribute_cost_table
+from ..sharding.propagation import redistribute_cost_table
 from .regions import Placements, checked_placements
 
 

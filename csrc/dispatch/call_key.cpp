@@ -151,14 +151,14 @@ class CallReader {
  public:
   CallReader(Call& call) : call_(call) {}
 
-  Fate read(const c10::IValue& value, size_t place, bool is_factor) {
+  ServeStatus read(const c10::IValue& value, size_t place, bool is_factor) {
     place_ = place;
     is_factor_ = is_factor;
     return read(value, -1);
   }
 
  private:
-  Fate read(const c10::IValue& value, int64_t index) {
+  ServeStatus read(const c10::IValue& value, int64_t index) {
     if (value.isTensor()) {
       return read_tensor(value.toTensor(), index);
     }
@@ -187,16 +187,16 @@ class CallReader {
     if (value.isString()) {
       call_.key.words.push_back(kText);
       add_text(call_.key.words, value.toStringRef());
-      return Fate::kServed;
+      return ServeStatus::kServed;
     }
     if (value.isDevice()) {
       const auto device = value.toDevice();
       return add(kDevice, static_cast<uint64_t>(device.type()) << 16 | static_cast<uint8_t>(device.index()));
     }
-    return Fate::kArgument;
+    return ServeStatus::kArgument;
   }
 
-  Fate read_tensor(const at::Tensor& tensor, int64_t index) {
+  ServeStatus read_tensor(const at::Tensor& tensor, int64_t index) {
     if (!tensor.defined()) {
       return add(kUndefined);
     }
@@ -205,27 +205,27 @@ class CallReader {
     }
     auto* const object = dtensor_object(tensor);
     if (object == nullptr) {
-      return Fate::kArgument;
+      return ServeStatus::kArgument;
     }
     auto* const spec = spec_of(object);
     auto* const local = local_of(object);
     if (spec == nullptr || local == nullptr || !THPVariable_Check(local)) {
-      return Fate::kArgument;
+      return ServeStatus::kArgument;
     }
     const auto id = id_of_spec(spec);
     if (id == 0) {
-      return Fate::kSpec;
+      return ServeStatus::kSpec;
     }
     call_.tensors.push_back({place_, index, object});
     return add(kDTensor, id);
   }
 
   // PyTorch takes a tensor of one number for a replicated one, and all where the program allows it.
-  Fate read_plain(const at::Tensor& tensor, int64_t index) {
+  ServeStatus read_plain(const at::Tensor& tensor, int64_t index) {
     const bool is_scalar = tensor.dim() == 0;
     if (!is_scalar && !(at::get_dtensor_allow_implicit_replication() && tensor.layout() == at::kStrided &&
                         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())) {
-      return Fate::kArgument;
+      return ServeStatus::kArgument;
     }
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     call_.tensors.push_back({place_, index, nullptr, is_number});
@@ -238,37 +238,37 @@ class CallReader {
       call_.key.words.push_back(tensor.size(dim));
       call_.key.words.push_back(tensor.stride(dim));
     }
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
 
-  Fate read_all(at::ArrayRef<c10::IValue> values) {
+  ServeStatus read_all(at::ArrayRef<c10::IValue> values) {
     add(kList, values.size());
     int64_t index = 0;
     for (const auto& value : values) {
-      if (const auto fate = read(value, index++); fate != Fate::kServed) {
-        return fate;
+      if (const auto status = read(value, index++); status != ServeStatus::kServed) {
+        return status;
       }
     }
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
 
   // Adds what decisions depend on: the type, the sign, and whether the number is finite.
   template <typename Number>
-  Fate add_kind(Tag tag, Number number) {
+  ServeStatus add_kind(Tag tag, Number number) {
     const auto real = static_cast<double>(number);
     return add(kSign, tag << 4 | (real > 0 ? 1 : 0) | (real < 0 ? 2 : 0) | (std::isnan(real) ? 4 : 0) |
                           (std::isinf(real) ? 8 : 0));
   }
 
-  Fate add(Tag tag) {
+  ServeStatus add(Tag tag) {
     call_.key.words.push_back(tag);
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
 
-  Fate add(Tag tag, uint64_t word) {
+  ServeStatus add(Tag tag, uint64_t word) {
     call_.key.words.push_back(tag);
     call_.key.words.push_back(word);
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
 
   Call& call_;
@@ -338,19 +338,20 @@ bool CallKey::is_on(uint64_t mesh_id) const {
   return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call) {
+ServeStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+                      Call& call) {
   CallReader reader(call);
   call.key.words.push_back(op->number);
   const auto num_arguments = op->is_factor.size();
   const auto* const arguments = stack.data() + (stack.size() - num_arguments);
   for (size_t i = 0; i < num_arguments; ++i) {
-    if (const auto fate = reader.read(arguments[i], i, op->is_factor[i]); fate != Fate::kServed) {
-      return fate;
+    if (const auto status = reader.read(arguments[i], i, op->is_factor[i]); status != ServeStatus::kServed) {
+      return status;
     }
   }
   call.key.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   call.op = std::move(op);
-  return call.first_dtensor() == nullptr ? Fate::kArgument : Fate::kServed;
+  return call.first_dtensor() == nullptr ? ServeStatus::kArgument : ServeStatus::kServed;
 }
 
 std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,

@@ -22,7 +22,7 @@
 namespace funcol::python {
 
 // The outcome of a call: it takes the fast path, or falls back to PyTorch for this reason.
-enum class Fate : uint8_t {
+enum class ServeStatus : uint8_t {
   kServed,
   kWatched,     // a context of PyTorch wants to see the redistribution, or its log wants the decision
   kHandler,     // the operator has a handler, of PyTorch or of the program
@@ -33,7 +33,7 @@ enum class Fate : uint8_t {
   kDecision,    // the decision is not one that C++ carries out
   kLocalShape,  // a local tensor that has to move has another shape than its spec says
   kWrite,       // a write that has to reach a copy of the tensor
-  kNumFates,
+  kNumStatuses,
 };
 
 // The schema of an operator, as far as calls on DTensors need it.
@@ -58,7 +58,7 @@ struct DescribedOperator {
   uint64_t handlers_version = 0;  // of the dispatcher's handlers at which has_handler was read
 
   bool is_current = true;  // false once the propagator's tables may have changed
-  std::array<size_t, static_cast<size_t>(Fate::kNumFates)> counts = {};
+  std::array<size_t, static_cast<size_t>(ServeStatus::kNumStatuses)> counts = {};
 };
 
 // The propagator of `dispatcher`, DTensor's, has tables that say which arguments a decision depends on.
@@ -114,7 +114,8 @@ struct Call {
 };
 
 // Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.
-Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack, Call& call);
+ServeStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+                      Call& call);
 
 // The arguments and keyword arguments with which PyTorch's dispatcher calls Python: those at their defaults
 // are left out at the end, and among keywords.

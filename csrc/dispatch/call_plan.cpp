@@ -188,7 +188,7 @@ bool CallPlan::take_outputs(const Call& call, py::handle spec) {
   return outputs_.size() == specs.size() && outputs_.size() == call.schema().returns().size();
 }
 
-Fate CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
+ServeStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
   using Results = DescribedOperator::Results;
   const auto& op = call.op->handle;
   Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
@@ -203,16 +203,16 @@ Fate CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& 
     }
   }
   if (!moves_.empty() && observes_redistribution()) {
-    return Fate::kWatched;
+    return ServeStatus::kWatched;
   }
   if (!std::ranges::all_of(moves_,
                            [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
-    return Fate::kLocalShape;
+    return ServeStatus::kLocalShape;
   }
   // PyTorch's path finds whether this call is on a mesh that has ended, or on an equal one that was made
   // later.
   if (!is_current()) {
-    return Fate::kWatched;
+    return ServeStatus::kWatched;
   }
   for (const auto& move : moves_) {
     auto& local = locals[move.number];
@@ -229,16 +229,16 @@ Fate CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& 
   }
   if (call.op->results == Results::kFirstArgument) {
     stack.back() = std::move(held[0]);
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
   if (call.op->results == Results::kOut) {
     return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
-    return Fate::kServed;
+    return ServeStatus::kServed;
   }
   auto* const results = stack.data() + (stack.size() - num_results());
   wrap_results(call, results);
   share_memory(call, held, at::ArrayRef<c10::IValue>(results, num_results()));
-  return Fate::kServed;
+  return ServeStatus::kServed;
 }
 
 bool CallPlan::is_current() const {

@@ -45,7 +45,7 @@ class CallPlan {
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
-  Fate run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
+  ServeStatus run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
 
   // A tensor that moves before the operator runs.
   struct Move {

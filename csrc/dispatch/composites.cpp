@@ -140,7 +140,7 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
   const py::gil_scoped_acquire gil;
   const auto described = supported_operator(op);
   Call call;
-  if (described == nullptr || read_call(described, stack, call) != Fate::kServed) {
+  if (described == nullptr || read_call(described, stack, call) != ServeStatus::kServed) {
     return false;
   }
   Mask requires_grad = 0;
@@ -175,7 +175,7 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     return false;
   }
   replay(composite, call, stack);
-  ++described->counts[static_cast<size_t>(Fate::kServed)];
+  ++described->counts[static_cast<size_t>(ServeStatus::kServed)];
   return true;
 }
 

@@ -27,7 +27,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
+constexpr std::array<const char*, static_cast<size_t>(ServeStatus::kNumStatuses)> kServeStatuses = {
     "served", "watched", "handler", "kind", "argument", "spec", "full", "decision", "local shape", "write",
 };
 
@@ -134,9 +134,9 @@ class Table {
       return false;
     }
     const auto described = find(op, dispatcher->parts().dispatcher);
-    const auto fate = serve(*dispatcher, described, stack);
-    ++described->counts[static_cast<size_t>(fate)];
-    const bool is_served = fate == Fate::kServed || fate == Fate::kFull;
+    const auto status = serve(*dispatcher, described, stack);
+    ++described->counts[static_cast<size_t>(status)];
+    const bool is_served = status == ServeStatus::kServed || status == ServeStatus::kFull;
     if (auto* const trace = Recording::current(); trace != nullptr && !is_served) {
       trace->fail();
     }
@@ -156,9 +156,9 @@ class Table {
     py::dict counts;
     for (const auto& [schema, described] : operators_) {
       py::dict of_one;
-      for (size_t fate = 0; fate < kFates.size(); ++fate) {
-        if (described->counts[fate] != 0) {
-          of_one[kFates[fate]] = described->counts[fate];
+      for (size_t status = 0; status < kServeStatuses.size(); ++status) {
+        if (described->counts[status] != 0) {
+          of_one[kServeStatuses[status]] = described->counts[status];
         }
       }
       if (!of_one.empty()) {
@@ -189,22 +189,22 @@ class Table {
 
   // Returns kServed, or kFull if the call is new and the table has no room for it. Such a call is decided
   // each time: PyTorch would remember it for ever, in a table without a limit.
-  Fate serve(const Dispatcher& dispatcher, const DescribedPtr& described, torch::jit::Stack& stack) {
+  ServeStatus serve(const Dispatcher& dispatcher, const DescribedPtr& described, torch::jit::Stack& stack) {
     if (described->results == DescribedOperator::Results::kNotServed) {
-      return Fate::kKind;
+      return ServeStatus::kKind;
     }
     if (dispatcher.has_handler(*described)) {
-      return Fate::kHandler;
+      return ServeStatus::kHandler;
     }
     if (described->writes && PySet_GET_SIZE(dispatcher.parts().copies.ptr()) != 0) {
-      return Fate::kWrite;
+      return ServeStatus::kWrite;
     }
     if (dispatcher.logs()) {
-      return Fate::kWatched;
+      return ServeStatus::kWatched;
     }
     Call call;
-    if (const auto fate = read_call(described, stack, call); fate != Fate::kServed) {
-      return fate;
+    if (const auto status = read_call(described, stack, call); status != ServeStatus::kServed) {
+      return status;
     }
     auto* const trace = Recording::current();
     CallPlanPtr served;
@@ -219,16 +219,16 @@ class Table {
       }
     }
     if (served == nullptr) {
-      return Fate::kDecision;
+      return ServeStatus::kDecision;
     }
     if (trace != nullptr) {
       trace->before(call, served, stack);
     }
-    const auto fate = served->run(call, dispatcher.parts().draw, stack);
-    if (trace != nullptr && fate == Fate::kServed) {
+    const auto status = served->run(call, dispatcher.parts().draw, stack);
+    if (trace != nullptr && status == ServeStatus::kServed) {
       trace->after(stack);
     }
-    return fate == Fate::kServed && is_full ? Fate::kFull : fate;
+    return status == ServeStatus::kServed && is_full ? ServeStatus::kFull : status;
   }
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no

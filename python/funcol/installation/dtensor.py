@@ -26,7 +26,13 @@ from .. import _C, _compat
 from ..collectives import errors
 from ..redistribution.conversions import to_local_in_order
 from ..redistribution.functions import check_is_mesh, redistributed_by_python
-from ..redistribution.local_redistribute import How, are_known, axes_with_own_rules, move, use_as_pytorchs
+from ..redistribution.local_redistribute import (
+    RedistributionOptions,
+    are_known,
+    axes_with_own_rules,
+    move,
+    use_as_pytorchs,
+)
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
@@ -140,9 +146,9 @@ def _redistribute_in_python(
         )
     # Same placements move nothing, whatever the order in which the axes cut.
     order = dtensor._spec.shard_order if tuple(placements) == dtensor._spec.placements else None
-    how = How(async_op, lenient=True)
+    options = RedistributionOptions(async_op, lenient=True)
     return redistributed_by_python(
-        dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
+        dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, options
     )
 
 

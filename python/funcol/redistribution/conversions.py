@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import ExplicitRedistributionContext, compu
 
 from .. import _C
 from .functions import redistribute, redistributed_by_python
-from .local_redistribute import How, make_dtensor, settled
+from .local_redistribute import RedistributionOptions, make_dtensor, settled
 from .specs import (
     copy_onto,
     counted_from_0,
@@ -148,8 +148,8 @@ def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...])
             target,
             "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
         )
-        how = How(lenient=True)
-        gradient = redistributed_by_python(gradient, None, placements, None, None, None, how)
+        options = RedistributionOptions(lenient=True)
+        gradient = redistributed_by_python(gradient, None, placements, None, None, None, options)
     return gradient.to_local()
 
 

@@ -18,7 +18,7 @@ from .. import _C
 from ..collectives.groups import group_named, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
-from .local_redistribute import How, Redistribute, axes_with_own_rules, redistributed
+from .local_redistribute import Redistribute, RedistributionOptions, axes_with_own_rules, redistributed
 from .meshes import merged_groups
 from .planning import CostModels, mesh_of, models_for
 from .specs import has_symbols, meta_of, target_spec, without_partials
@@ -27,8 +27,8 @@ Order = tuple[tuple[int, tuple[int, ...]], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Way(How):
-    """A redistribution between meshes; ``model`` has those of both, in the order of the call."""
+class CrossMeshOptions(RedistributionOptions):
+    """Options between meshes: ``model`` has the models of both, in the order of the call."""
 
     def move(
         self,
@@ -42,7 +42,7 @@ class Way(How):
         )
         return moved
 
-    def back(self, src: DTensorSpec, dst: DTensorSpec) -> Way:
+    def back(self, src: DTensorSpec, dst: DTensorSpec) -> CrossMeshOptions:
         _check_leads_back(src.mesh, dst.mesh)
         return dataclasses.replace(self, model=None if self.model is None else self.model[::-1])
 
@@ -78,8 +78,8 @@ def redistribute_between(
     _check(dtensors)
     src_mesh = dtensors[0].device_mesh
     if agrees:
-        options = {"async_op": async_op, "cost_model": repr(cost_model), "max_bytes": max_bytes}
-        _agree(dtensors, mesh, targets, options)
+        given = {"async_op": async_op, "cost_model": repr(cost_model), "max_bytes": max_bytes}
+        _agree(dtensors, mesh, targets, given)
     if src_mesh.device_type != mesh.device_type:
         raise ValueError(
             f"funcol::redistribute: from {src_mesh} on {src_mesh.device_type} to {mesh} on "
@@ -88,7 +88,7 @@ def redistribute_between(
     models = None
     if cost_model is not None:
         models = models_for(cost_model, mesh_of(src_mesh), mesh_of(mesh))
-    way = Way(async_op, models, max_bytes)
+    options = CrossMeshOptions(async_op, models, max_bytes)
     records = torch.is_grad_enabled() and any(dtensor.requires_grad for dtensor in dtensors)
     if not records and forward_dtype is None:
         try:
@@ -107,7 +107,7 @@ def redistribute_between(
         for dtensor, target in zip(prepared, targets, strict=True)
     )
     dtypes = ((dtype,) * len(prepared) for dtype in (forward_dtype, backward_dtype))
-    moved = Redistribute.apply(dsts, way, *dtypes, True, *prepared)
+    moved = Redistribute.apply(dsts, options, *dtypes, True, *prepared)
     return [*map(_placed, moved, targets)]
 
 
@@ -166,7 +166,7 @@ def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
     if not _need_steps(dtensor, placements):
         return dtensor
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements)
-    return redistributed(dtensor, dst, How())
+    return redistributed(dtensor, dst, RedistributionOptions())
 
 
 def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:

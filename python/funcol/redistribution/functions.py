@@ -25,13 +25,13 @@ from .agreement import mesh_value
 from .cost_models import CostModel
 from .cross_mesh import are_different, redistribute_between
 from .local_redistribute import (
-    How,
     Redistribute,
+    RedistributionOptions,
     axes_with_own_rules,
-    how_to_move,
     make_dtensor,
     move,
     redistributed,
+    redistribution_options,
 )
 from .owner_moves import from_owners, to_owners
 from .owners import Owned, OwnedTensor
@@ -124,7 +124,7 @@ def redistribute(
             cost_model=cost_model,
             max_bytes=max_bytes,
         )[0]
-    how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
+    options = redistribution_options(dtensor.device_mesh, async_op, cost_model, max_bytes)
     if not torch.compiler.is_compiling():
         moved: DTensor = _C.redistribute_dtensor(
             dtensor,
@@ -134,12 +134,14 @@ def redistribute(
             forward_dtype,
             backward_dtype,
             async_op,
-            how.model,
+            options.model,
             max_bytes,
         )
         if moved is not NotImplemented:
             return moved
-    return redistributed_by_python(dtensor, device_mesh, target, order, forward_dtype, backward_dtype, how)
+    return redistributed_by_python(
+        dtensor, device_mesh, target, order, forward_dtype, backward_dtype, options
+    )
 
 
 def check_is_mesh(device_mesh: Any) -> None:
@@ -157,7 +159,7 @@ def redistributed_by_python(
     order: tuple[tuple[int, tuple[int, ...]], ...] | None,
     forward_dtype: torch.dtype | None,
     backward_dtype: torch.dtype | None,
-    how: How,
+    options: RedistributionOptions,
 ) -> DTensor:
     """:func:`redistribute` where C++ does not serve: compiled regions, modes, symbolic sizes, strided shards,
     masks."""
@@ -165,9 +167,9 @@ def redistributed_by_python(
     dst = target_spec(src, device_mesh or src.mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
-        local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
+        local = options.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    return redistributed(dtensor, dst, how, forward_dtype, backward_dtype)
+    return redistributed(dtensor, dst, options, forward_dtype, backward_dtype)
 
 
 @overload
@@ -267,9 +269,9 @@ def redistribute_many(
         return from_owners(tensors, targets, async_op, max_bytes)
 
     mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
-    how = how_to_move(mesh, async_op, cost_model, max_bytes)
+    options = redistribution_options(mesh, async_op, cost_model, max_bytes)
     try:
-        results = _C.redistribute_many(tensors, None, targets, None, async_op, how.model, max_bytes)
+        results = _C.redistribute_many(tensors, None, targets, None, async_op, options.model, max_bytes)
     except NotImplementedError:
         held = (tensor.placements for tensor in tensors)
         if not axes_with_own_rules(itertools.chain(*targets, *held)):
@@ -281,7 +283,7 @@ def redistribute_many(
             for tensor, target in zip(tensors, targets, strict=True)
         )
         as_they_are = (None,) * len(tensors)
-        return list(Redistribute.apply(specs, how, as_they_are, as_they_are, True, *tensors))
+        return list(Redistribute.apply(specs, options, as_they_are, as_they_are, True, *tensors))
     if results is NotImplemented:
         return [
             redistribute(

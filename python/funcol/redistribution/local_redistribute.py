@@ -33,7 +33,7 @@ def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class RedistributionOptions:
     """The options of a redistribution, and how tensors and their gradients move."""
 
     async_op: bool = False
@@ -66,7 +66,7 @@ class How:
                 return results  # type: ignore[no-any-return]
         return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
 
-    def back(self, src: DTensorSpec, dst: DTensorSpec) -> How:
+    def back(self, src: DTensorSpec, dst: DTensorSpec) -> RedistributionOptions:
         """How gradients of tensors of ``dst`` move to ``src``. ``ValueError`` if they cannot."""
         return self
 
@@ -77,14 +77,14 @@ class How:
         return gradient, gradient_target_spec(gradient, src, dtype)
 
 
-def how_to_move(
+def redistribution_options(
     mesh: DeviceMesh | None, async_op: bool, cost_model: CostModels | None, max_bytes: int | None
-) -> How:
+) -> RedistributionOptions:
     """The options of a redistribution on ``mesh``, of which there is one model."""
     if isinstance(cost_model, tuple):
         raise TypeError("funcol::redistribute: a cost model for each of two meshes, but one mesh. Pass one.")
     model = None if cost_model is None or mesh is None else model_for(cost_model, mesh_of(mesh))
-    return How(async_op, model, max_bytes)
+    return RedistributionOptions(async_op, model, max_bytes)
 
 
 def move(
@@ -211,7 +211,7 @@ class Redistribute(torch.autograd.Function):
     def forward(
         ctx: Any,
         dsts: tuple[DTensorSpec, ...],
-        how: How,
+        options: RedistributionOptions,
         sent_dtypes: tuple[torch.dtype | None, ...],
         backward_dtypes: tuple[torch.dtype | None, ...],
         is_explicit: bool,
@@ -219,11 +219,11 @@ class Redistribute(torch.autograd.Function):
     ) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
         held = [dtensor._local_tensor for dtensor in dtensors]
-        ctx.srcs, ctx.dsts, ctx.how = [dtensor._spec for dtensor in dtensors], dsts, how
+        ctx.srcs, ctx.dsts, ctx.options = [dtensor._spec for dtensor in dtensors], dsts, options
         ctx.dtypes = [local.dtype for local in held]
         ctx.backward_dtypes = [one or own for one, own in zip(backward_dtypes, ctx.dtypes, strict=True)]
         sent = [_as_dtype(local, dtype) for local, dtype in zip(held, sent_dtypes, strict=True)]
-        moved = how.move(sent, ctx.srcs, dsts, is_explicit)
+        moved = options.move(sent, ctx.srcs, dsts, is_explicit)
         results = tuple(
             make_dtensor(_as_dtype(local, dtype and meta_of(dst).dtype), dst, requires_grad=False)
             for local, dst, dtype in zip(moved, dsts, sent_dtypes, strict=True)
@@ -238,12 +238,12 @@ class Redistribute(torch.autograd.Function):
         results: list[DTensor | None] = [None] * len(grads)
         given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
         if given:
-            how = ctx.how.back(ctx.srcs[0], ctx.dsts[0])
-            targets = [how.target_of_gradient(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given]
+            options = ctx.options.back(ctx.srcs[0], ctx.dsts[0])
+            targets = [options.target_of_gradient(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given]
             dsts = tuple(dst for _, dst in targets)
             sent_dtypes = tuple(ctx.backward_dtypes[i] for i, _ in given)
             moved = Redistribute.apply(
-                dsts, how, sent_dtypes, sent_dtypes, False, *(grad for grad, _ in targets)
+                dsts, options, sent_dtypes, sent_dtypes, False, *(grad for grad, _ in targets)
             )
             for (i, _), result in zip(given, moved, strict=True):
                 results[i] = result
@@ -257,13 +257,13 @@ def _as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def redistributed(
     dtensor: DTensor,
     dst: DTensorSpec,
-    how: How,
+    options: RedistributionOptions,
     sent_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
     is_explicit: bool = True,
 ) -> DTensor:
     """``dtensor`` under ``dst``, on its own mesh, as :class:`Redistribute` has it."""
-    [result] = Redistribute.apply((dst,), how, (sent_dtype,), (backward_dtype,), is_explicit, dtensor)
+    [result] = Redistribute.apply((dst,), options, (sent_dtype,), (backward_dtype,), is_explicit, dtensor)
     return result  # type: ignore[no-any-return]
 
 
@@ -277,9 +277,9 @@ def gradient_of_redistribute(
     max_bytes: int | None,
 ) -> DTensor:
     """``gradient`` of a tensor of ``spec``, redistributed to it and sent as ``sent_dtype``."""
-    how = How(async_op, model, max_bytes, lenient=True)
-    gradient, dst = how.target_of_gradient(gradient, spec, result_dtype)
-    return redistributed(gradient, dst, how, sent_dtype, sent_dtype, is_explicit=False)
+    options = RedistributionOptions(async_op, model, max_bytes, lenient=True)
+    gradient, dst = options.target_of_gradient(gradient, spec, result_dtype)
+    return redistributed(gradient, dst, options, sent_dtype, sent_dtype, is_explicit=False)
 
 
 _C.hand_over("gradient_of_redistribute", gradient_of_redistribute)

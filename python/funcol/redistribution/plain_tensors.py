@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 from .cost_models import CostModel
-from .local_redistribute import How, how_to_move
+from .local_redistribute import RedistributionOptions, redistribution_options
 from .specs import counted_from_0, dense_strides_like, gradient_placements, gradient_spec
 
 _OP = "funcol::redistribute_tensor"
@@ -119,11 +119,11 @@ def redistribute_tensor(
         return local
     submesh = mesh if len(kept) == mesh.ndim else _submesh(mesh, kept)
     before, after, *rest = (_spec(submesh, layout, kept, sizes, local) for layout in layouts)
-    how = how_to_move(submesh, async_op, cost_model, max_bytes)
+    options = redistribution_options(submesh, async_op, cost_model, max_bytes)
     if not (torch.is_grad_enabled() and local.requires_grad):
-        return how.run(local, before, after, is_explicit=True)
+        return options.run(local, before, after, is_explicit=True)
     of_gradient = rest[0] if rest else gradient_spec(after)
-    return _Move.apply(local, before, after, of_gradient, how, True)  # type: ignore[no-any-return]
+    return _Move.apply(local, before, after, of_gradient, options, True)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -241,11 +241,11 @@ class _Move(torch.autograd.Function):
         src: DTensorSpec,
         dst: DTensorSpec,
         of_gradient: DTensorSpec,
-        how: How,
+        options: RedistributionOptions,
         is_explicit: bool,
     ) -> Tensor:
-        ctx.src, ctx.of_gradient, ctx.how = src, of_gradient, how
-        result = how.run(local, src, dst, is_explicit)
+        ctx.src, ctx.of_gradient, ctx.options = src, of_gradient, options
+        result = options.run(local, src, dst, is_explicit)
         return result.view_as(result) if result is local else result
 
     @staticmethod
@@ -253,5 +253,5 @@ class _Move(torch.autograd.Function):
         held = ctx.of_gradient
         placements = gradient_placements(held.placements, ctx.src.placements)
         target = replace(ctx.src, placements=placements)
-        moved = _Move.apply(grad, held, target, gradient_spec(target), ctx.how, False)
+        moved = _Move.apply(grad, held, target, gradient_spec(target), ctx.options, False)
         return moved, None, None, None, None, None

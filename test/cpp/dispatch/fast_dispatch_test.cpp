@@ -66,14 +66,14 @@ c10::OperatorHandle handle(const char* name, const char* overload) {
 }
 
 struct ReadCall {
-  Fate fate;
+  ServeStatus status;
   CallKey key;
 };
 
 ReadCall read(const std::shared_ptr<const DescribedOperator>& op, const torch::jit::Stack& stack) {
   Call call;
-  const auto fate = read_call(op, stack, call);
-  return {fate, call.key};
+  const auto status = read_call(op, stack, call);
+  return {status, call.key};
 }
 
 std::shared_ptr<const DescribedOperator> described(const char* name, const char* overload) {
@@ -105,9 +105,9 @@ TEST(ReadCall, ListsAndTextAreInTheKey) {
 TEST(ReadCall, SaysWhyItDoesNotReadACall) {
   const auto add = described("aten::add", "Tensor");
   const auto x = tensor(kCut);
-  EXPECT_EQ(read(add, {x, tensor("torch.tensor(1.0)"), 1}).fate, Fate::kServed) << "a number";
-  EXPECT_EQ(read(add, {x, tensor("torch.ones(8)"), 1}).fate, Fate::kArgument) << "a plain tensor";
-  EXPECT_EQ(read(add, {tensor("torch.tensor(1.0)"), tensor("torch.tensor(1.0)"), 1}).fate, Fate::kArgument)
+  EXPECT_EQ(read(add, {x, tensor("torch.tensor(1.0)"), 1}).status, ServeStatus::kServed) << "a number";
+  EXPECT_EQ(read(add, {x, tensor("torch.ones(8)"), 1}).status, ServeStatus::kArgument) << "a plain tensor";
+  EXPECT_EQ(read(add, {tensor("torch.tensor(1.0)"), tensor("torch.tensor(1.0)"), 1}).status, ServeStatus::kArgument)
       << "no DTensor";
 }
 
@@ -116,7 +116,7 @@ TEST(ReadCall, TellsReplicatedTensorsApart) {
   const auto x = tensor(kCut);
   const at::DTensorAllowImplicitReplication allowed;
   const auto read_with = [&](const char* plain) { return read(add, {x, tensor(plain), 1}); };
-  EXPECT_EQ(read_with("torch.ones(8)").fate, Fate::kServed);
+  EXPECT_EQ(read_with("torch.ones(8)").status, ServeStatus::kServed);
   EXPECT_EQ(read_with("torch.ones(8)").key, read_with("torch.zeros(8)").key);
   EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(1)").key);
   EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(16)[::2]").key) << "another stride";

@@ -237,6 +237,11 @@ struct DirectFunction {
   Result (*call)(Inputs inputs, Native... arguments);
 };
 
+// As for CollectiveFunction.
+template <typename Result, typename Inputs, typename... Native>
+DirectFunction(const char*, std::array<const char*, 2>, Result (*)(Inputs, Native...))
+    -> DirectFunction<Result, Inputs, Native...>;
+
 template <typename Result, typename Inputs, typename... Native>
 PyObject* call_with_array(const DirectFunction<Result, Inputs, Native...>& function, Args args,
                           Py_ssize_t count) {

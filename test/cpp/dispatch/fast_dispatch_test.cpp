@@ -107,7 +107,8 @@ TEST(ReadCall, SaysWhyItDoesNotReadACall) {
   const auto x = tensor(kCut);
   EXPECT_EQ(read(add, {x, tensor("torch.tensor(1.0)"), 1}).status, ServeStatus::kServed) << "a number";
   EXPECT_EQ(read(add, {x, tensor("torch.ones(8)"), 1}).status, ServeStatus::kArgument) << "a plain tensor";
-  EXPECT_EQ(read(add, {tensor("torch.tensor(1.0)"), tensor("torch.tensor(1.0)"), 1}).status, ServeStatus::kArgument)
+  EXPECT_EQ(read(add, {tensor("torch.tensor(1.0)"), tensor("torch.tensor(1.0)"), 1}).status,
+            ServeStatus::kArgument)
       << "no DTensor";
 }
 

@@ -25,7 +25,7 @@ _KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAu
 # Places where PyTorch and funcol register kernels.
 _KNOWN = (
     "/torch/csrc/",
-    *(f"/csrc/ops/{name}.cpp" for name in ("core_kernels", "legacy", "point_to_point", "wait")),
+    *(f"/csrc/ops/{name}.cpp" for name in ("core_kernels", "point_to_point", "results")),
 )
 _INACTIVE = " (inactive)"
 

@@ -19,6 +19,7 @@ import funcol
 from funcol import _C, _build_info, commands
 from funcol.__main__ import main
 from funcol._version_check import add_libraries, check_torch, refuse_build
+from funcol.installation import kernels
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -385,3 +386,13 @@ runpy.run_path("setup.py", run_name="__main__")
     last = done.stderr.splitlines()[-1]
     assert "build isolation hides it" in last
     assert last.endswith("pip install --no-build-isolation .")
+
+
+def test_files_that_register_kernels_of_pytorchs_operators_are_known() -> None:
+    """install() takes other kernels for those of programs, and leaves them in place."""
+    registers = r'FRAGMENT\(_c10d_functional,|Library::FRAGMENT, "c10d_functional"'
+    files = {f"/csrc/ops/{file.name}" for file in (ROOT / "csrc" / "ops").glob("*.cpp")}
+    known = {place for place in kernels._KNOWN if place.startswith("/csrc/")}
+    assert known == {
+        file for file in files if re.search(registers, (ROOT / file.removeprefix("/")).read_text())
+    }

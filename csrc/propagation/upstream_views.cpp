@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "layout/shards.h"
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/reshape.h"
 #include "propagation/rules/rows.h"
@@ -76,26 +77,27 @@ class ViewedShards {
  public:
   // `groups` are those of a reshape, else empty. All arguments outlive this.
   ViewedShards(const Shape& from, const Shape& to, const DimMap& map, const std::vector<DimGroup>& groups,
-               const std::vector<Placement>& placements, const Mesh& mesh, bool makes_strided)
+               const Layout& layout, const Mesh& mesh, bool makes_strided)
       : from_(from),
         to_(to),
         map_(map),
         groups_(groups),
-        placements_(placements),
+        layout_(layout),
         mesh_(mesh),
         makes_strided_(makes_strided),
         num_shards_(from.size(), 1) {}
 
   std::optional<std::vector<Placement>> find() {
-    auto viewed = placements_;
-    for (size_t axis = 0; axis < placements_.size(); ++axis) {
-      if (placements_[axis].is_shard()) {
-        const auto shard = placements_[axis].is_strided() ? strided_shard(axis) : plain_shard(axis);
+    auto viewed = layout_.placements;
+    for (size_t axis = 0; axis < viewed.size(); ++axis) {
+      const auto held = viewed[axis];
+      if (held.is_shard()) {
+        const auto shard = held.is_strided() ? strided_shard(axis) : plain_shard(axis);
         if (!shard) {
           return std::nullopt;
         }
         viewed[axis] = *shard;
-        num_shards_[placements_[axis].dim] *= mesh_.sizes[axis];
+        num_shards_[held.dim] *= mesh_.sizes[axis];
       }
     }
     return viewed;
@@ -103,7 +105,7 @@ class ViewedShards {
 
  private:
   std::optional<Placement> plain_shard(size_t axis) const {
-    const auto dim = placements_[axis].dim;
+    const auto dim = layout_.placements[axis].dim;
     const auto target = map_.at(dim);
     if (!target) {
       return flattened_shard(dim);
@@ -120,7 +122,9 @@ class ViewedShards {
   std::optional<Placement> flattened_shard(int64_t dim) const {
     const auto* const group = group_of(dim);
     if (!makes_strided_ || group == nullptr || group->to.size() != 1 ||
-        !std::ranges::all_of(group->from, [&](int64_t other) { return is_cut_evenly_in_blocks(other); })) {
+        std::ranges::any_of(group->from, [&](int64_t other) {
+          return has_strided_shards(other) || !is_cut_evenly(layout_, mesh_, other, from_[other]);
+        })) {
       return std::nullopt;
     }
     int64_t num_pieces = 1;
@@ -135,7 +139,7 @@ class ViewedShards {
 
   // The pieces of a strided shard are those of a dim that is split off, or stay as they are.
   std::optional<Placement> strided_shard(size_t axis) const {
-    const auto& shard = placements_[axis];
+    const auto& shard = layout_.placements[axis];
     const auto target = map_.at(shard.dim);
     if (!target) {
       return std::nullopt;
@@ -160,16 +164,18 @@ class ViewedShards {
   // Returns true if PyTorch's rule may refuse to take the strided shards of `axis` apart, since other axes
   // cut the same dim: it takes the shards of an earlier axis for those of `axis`, too.
   bool is_cut_beside(size_t axis) const {
-    const auto dim = placements_[axis].dim;
-    const auto first = group_of(dim)->to[0];
-    for (size_t other = 0; other < placements_.size(); ++other) {
-      const auto& placement = placements_[other];
-      if (other != axis && placement.is_shard() && placement.dim == dim &&
-          (placement.is_strided() || (other < axis && to_[first] % mesh_.sizes[axis] != 0))) {
-        return true;
-      }
-    }
-    return mesh_.sizes[axis] == 1;
+    const auto dim = layout_.placements[axis].dim;
+    const bool divides_first = to_[group_of(dim)->to[0]] % mesh_.sizes[axis] == 0;
+    return mesh_.sizes[axis] == 1 || std::ranges::any_of(layout_.axes_of(dim), [&](int64_t axis_of_dim) {
+             const auto other = static_cast<size_t>(axis_of_dim);
+             return other != axis &&
+                    (layout_.placements[other].is_strided() || (other < axis && !divides_first));
+           });
+  }
+
+  bool has_strided_shards(int64_t dim) const {
+    return std::ranges::any_of(layout_.axes_of(dim),
+                               [&](int64_t axis) { return layout_.placements[axis].is_strided(); });
   }
 
   const DimGroup* group_of(int64_t dim) const {
@@ -178,25 +184,11 @@ class ViewedShards {
     return group == groups_.end() ? nullptr : &*group;
   }
 
-  // Returns true if all axes that shard the dim together cut it into equal blocks.
-  bool is_cut_evenly_in_blocks(int64_t dim) const {
-    int64_t count = 1;
-    for (size_t axis = 0; axis < placements_.size(); ++axis) {
-      if (placements_[axis].is_shard() && placements_[axis].dim == dim) {
-        if (placements_[axis].is_strided()) {
-          return false;
-        }
-        count *= mesh_.sizes[axis];
-      }
-    }
-    return from_[dim] % count == 0;
-  }
-
   const Shape& from_;
   const Shape& to_;
   const DimMap& map_;
   const std::vector<DimGroup>& groups_;
-  const std::vector<Placement>& placements_;
+  const Layout& layout_;
   const Mesh& mesh_;
   bool makes_strided_;
   std::vector<int64_t> num_shards_;  // by dim, by the axes so far
@@ -204,8 +196,7 @@ class ViewedShards {
 
 }  // namespace
 
-std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
-                                                    const std::vector<Placement>& placements,
+std::optional<std::vector<Placement>> upstream_view(const OpCall& call, const Layout& layout,
                                                     const Mesh& mesh) {
   if (call.tensors.size() != 1 || call.outputs.size() != 1) {
     return std::nullopt;
@@ -224,8 +215,7 @@ std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
     groups = dim_groups(from, to);
     map = reshaped_dims(groups, from.size(), to);
   }
-  return map ? ViewedShards(from, to, *map, groups, placements, mesh, is_strict(call.op)).find()
-             : std::nullopt;
+  return map ? ViewedShards(from, to, *map, groups, layout, mesh, is_strict(call.op)).find() : std::nullopt;
 }
 
 }  // namespace funcol

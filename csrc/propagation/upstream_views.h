@@ -22,8 +22,7 @@ namespace funcol {
 //   f32[7, 6] "S0", view to [42] on 2 ranks:          nullopt
 //
 // call.outputs must be filled in.
-std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
-                                                    const std::vector<Placement>& placements,
+std::optional<std::vector<Placement>> upstream_view(const OpCall& call, const Layout& layout,
                                                     const Mesh& mesh);
 
 }  // namespace funcol

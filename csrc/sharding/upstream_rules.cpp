@@ -172,9 +172,9 @@ std::optional<OnlyWay> way_of_view(Part& part) {
   if (part.schema.layouts.size() != 1 || !fill_outputs(call)) {
     return std::nullopt;
   }
-  const auto& placements = part.schema.layouts[0].placements;
-  auto output = upstream_view(call, placements, part.schema.mesh);
-  return output ? std::optional(OnlyWay{{placements}, *std::move(output)}) : std::nullopt;
+  const auto& layout = part.schema.layouts[0];
+  auto output = upstream_view(call, layout, part.schema.mesh);
+  return output ? std::optional(OnlyWay{{layout.placements}, *std::move(output)}) : std::nullopt;
 }
 
 }  // namespace

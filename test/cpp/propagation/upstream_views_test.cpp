@@ -24,7 +24,8 @@ Mesh mesh_of(std::vector<int64_t> sizes) {
 
 // The placements of the result as text; "" where PyTorch has to be asked.
 std::string placements_of(CallOf call, const Shape& result, const std::string& source, const Mesh& mesh) {
-  const auto found = upstream_view(call.gives(result), parse_placements(source), mesh);
+  const auto placements = parse_placements(source);
+  const auto found = upstream_view(call.gives(result), {placements, default_shard_order(placements)}, mesh);
   std::string text;
   for (const auto& placement : found.value_or(std::vector<Placement>{})) {
     text += to_string(placement);

@@ -20,6 +20,12 @@ namespace {
 
 std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
 
+// Returns the rows of a rule in C++. The outputs are filled in; adds the tensors that are written to.
+Rows rows_by(const Rule& rule, OpSchema& schema) {
+  add_written_outputs(schema);
+  return rule(schema.call);
+}
+
 // Returns the rows of one mesh axis. Returns nullopt if no one-axis rule exists that C++ supports, or if the
 // outputs are not known: the operator depends on data, or does not run on Meta tensors. Adds masks of
 // Python's rows to `masks`.
@@ -29,8 +35,7 @@ std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_ru
     return std::nullopt;
   }
   if (has_rule) {
-    add_written_outputs(schema);
-    return (*find_rule(schema.call.op))(schema.call);
+    return rows_by(*find_rule(schema.call.op), schema);
   }
   try {
     return python_rows(op_schema, schema, rows_of, masks);
@@ -164,8 +169,8 @@ std::variant<PartDecision, Reason> ShardingEngine::decide_by(const Rule& rule, P
     return kRefused;
   }
   try {
-    add_written_outputs(part.schema);
-    return PartDecision{propagator_.propagate(part.schema, rule(part.schema.call))};
+    const auto rows = rows_by(rule, part.schema);
+    return PartDecision{propagator_.propagate(part.schema, rows)};
   } catch (const std::invalid_argument&) {
     return kRefused;
   }
@@ -199,12 +204,12 @@ std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& ru
     return decision;
   }
   try {
-    add_written_outputs(part.schema);
+    const auto rows = rows_by(*own, part.schema);
     for (const size_t number : part.schema.written) {
       sharding.outputs.emplace_back(Spec{part.schema.call.tensors[number], sharding.inputs[number]});
     }
-    if (!propagator_.allows(part.schema, (*own)(part.schema.call), sharding)) {
-      decision = {propagator_.propagate(part.schema, (*own)(part.schema.call))};
+    if (!propagator_.allows(part.schema, rows, sharding)) {
+      decision = {propagator_.propagate(part.schema, rows)};
     }
   } catch (const std::invalid_argument&) {
     return "write";

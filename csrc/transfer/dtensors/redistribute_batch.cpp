@@ -27,28 +27,27 @@ class Batch {
  public:
   Batch(const RedistributionOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
 
-  // Checks the meshes of the next tensor.
+  // Checks the meshes of the next tensor, which is added before another one enters.
   void enter(const py::object& src_mesh, const py::object& dst_mesh) {
     if (src_ == nullptr) {
       src_mesh_ = src_mesh;
       dst_mesh_ = dst_mesh;
       src_ = &known_mesh(src_mesh);
-      is_within_ = are_equal(src_mesh, dst_mesh);
-      dst_ = is_within_ ? src_ : &known_mesh(dst_mesh);
-      make_ = is_within_ ? within_mesh(src_mesh_, *src_) : between_meshes(src_mesh_, *src_, dst_mesh_, *dst_);
+      dst_ = are_equal(src_mesh, dst_mesh) ? src_ : &known_mesh(dst_mesh);
+      make_ = is_within_mesh() ? within_mesh(src_mesh_, *src_)
+                               : between_meshes(src_mesh_, *src_, dst_mesh_, *dst_);
     }
     check_same_mesh(src_mesh, src_mesh_, "tensor");
     check_same_mesh(dst_mesh, dst_mesh_, "target");
-    ++num_seen_;
   }
 
-  bool is_within_mesh() const { return is_within_; }
+  bool is_within_mesh() const { return dst_ == src_; }
   const MakeProgram& make() const { return make_; }
 
   TransferKey key(Layout src, Layout dst, int64_t itemsize) const {
     TransferKey key{src_->id, std::move(src), std::move(dst),    {},
                     itemsize, options_.model, options_.max_bytes};
-    if (!is_within_) {
+    if (!is_within_mesh()) {
       key.dst_mesh_id = dst_->id;
       key.dst_model = options_.dst_model;
     }
@@ -68,14 +67,14 @@ class Batch {
   std::vector<at::Tensor> run() {
     const WithoutGil no_gil;
     const auto most = options_.max_bytes.value_or(kTogetherBytes);
-    return is_within_ ? run_batch(items_, options_.async_op, most)
-                      : run_mesh_changes(std::move(items_), options_.async_op, most);
+    return is_within_mesh() ? run_batch(items_, options_.async_op, most)
+                            : run_mesh_changes(std::move(items_), options_.async_op, most);
   }
 
  private:
   void check_same_mesh(const py::object& mesh, const py::object& first, const char* what) const {
     TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(first) || are_equal(mesh, first), "funcol::", kRedistributeMany, ": ",
-                                what, " ", num_seen_, " is on ", std::string(py::repr(mesh)),
+                                what, " ", items_.size(), " is on ", std::string(py::repr(mesh)),
                                 ", the first one on ", std::string(py::repr(first)),
                                 ". Tensors that move together are on one DeviceMesh: call it for each mesh.");
   }
@@ -86,9 +85,7 @@ class Batch {
   py::object dst_mesh_;
   KnownMesh* src_ = nullptr;
   KnownMesh* dst_ = nullptr;
-  bool is_within_ = true;
   MakeProgram make_;
-  size_t num_seen_ = 0;
 };
 
 }  // namespace

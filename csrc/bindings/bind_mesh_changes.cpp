@@ -1,4 +1,4 @@
-// Plans between meshes, and the redistribution of DTensors from one mesh to another.
+// Plans between meshes.
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,4 @@
-"""From one mesh to another: see redistribution.cross_mesh and redistribution.mesh_changes."""
+"""Plans from one mesh to another: see redistribution.planning."""
 
 from typing import Any
 

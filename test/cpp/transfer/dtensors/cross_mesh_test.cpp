@@ -21,7 +21,7 @@ py::object changed(const char* dtensors, const char* placements, const Redistrib
                            python(placements).cast<py::list>(), py::none(), options);
 }
 
-TEST(ChangeMesh, TakesEachToItsPlacements) {
+TEST(RedistributeManyBetweenMeshes, TakesEachToItsPlacements) {
   const auto results = changed(
       "[dtensor(line, [Replicate()], torch.arange(12.0), 12), "
       "dtensor(line, [Shard(0)], torch.arange(2.0), 8)]",
@@ -31,7 +31,7 @@ TEST(ChangeMesh, TakesEachToItsPlacements) {
   EXPECT_TRUE(python("x[0]._spec == spec(grid, [Shard(0), Replicate()], 12)", results).cast<bool>());
 }
 
-TEST(ChangeMesh, PlansOnceForEqualTensors) {
+TEST(RedistributeManyBetweenMeshes, PlansOnceForEqualTensors) {
   clear_tables();
   const auto before = num_calls("redistribution_target");
   const auto pairs_before = num_calls("mesh_pair");
@@ -42,7 +42,7 @@ TEST(ChangeMesh, PlansOnceForEqualTensors) {
   EXPECT_TRUE(python("x[0]._spec == x[2]._spec and x[0]._spec is not x[2]._spec", results).cast<bool>());
 }
 
-TEST(ChangeMesh, LeavesMasksAndSymbols) {
+TEST(RedistributeManyBetweenMeshes, LeavesMasksAndSymbols) {
   EXPECT_FALSE(changed("[dtensor(line, [Replicate()], torch.ones(8), 8)]",
                        "[(Replicate(), _MaskPartial(offset_shape=torch.Size([8]), offset_dim=0))]"));
   EXPECT_FALSE(
@@ -50,7 +50,7 @@ TEST(ChangeMesh, LeavesMasksAndSymbols) {
               "[(Shard(0), Replicate())]"));
 }
 
-TEST(ChangeMesh, RefusesTensorsOfSeveralMeshes) {
+TEST(RedistributeManyBetweenMeshes, RefusesTensorsOfSeveralMeshes) {
   EXPECT_TRUE(refuses<c10::NotImplementedError>(
       [] {
         changed(
@@ -61,13 +61,13 @@ TEST(ChangeMesh, RefusesTensorsOfSeveralMeshes) {
       {"tensor 1"}));
 }
 
-TEST(ChangeMesh, RefusesALocalTensorOfAnotherShape) {
+TEST(RedistributeManyBetweenMeshes, RefusesALocalTensorOfAnotherShape) {
   EXPECT_TRUE(refuses<c10::ValueError>(
       [] { changed("[dtensor(line, [Shard(0)], torch.ones(3), 8)]", "[(Shard(0), Shard(0))]"); },
       {"shape [3]", "this rank holds [2]"}));
 }
 
-TEST(ChangeMesh, RefusesWhatDoesNotFit) {
+TEST(RedistributeManyBetweenMeshes, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refuses<c10::ValueError>(
       [] {
         changed("[dtensor(line, [Replicate()], torch.ones(8), 8)]", "[(Shard(0), Shard(0))]",
@@ -76,7 +76,7 @@ TEST(ChangeMesh, RefusesWhatDoesNotFit) {
       {"stays within 3 bytes"}));
 }
 
-TEST(ChangeMeshOfLocals, MovesLocalTensorsBetweenSpecs) {
+TEST(RedistributeLocalsBetweenMeshes, MovesLocalTensorsBetweenSpecs) {
   const auto results =
       redistribute_locals(python("[torch.arange(12.0)]").cast<py::list>(),
                           python("[spec(line, [Replicate()], 12)]").cast<py::list>(),

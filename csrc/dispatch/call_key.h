@@ -41,18 +41,18 @@ struct DescribedOperator {
   enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
   c10::OperatorHandle handle;
-  c10::OperatorName name;  // which outlives what the handle refers to
-  uint64_t number;         // of this description, never used again
-  py::object overload;     // the OpOverload
+  c10::OperatorName name;    // which outlives what the handle refers to
+  uint64_t number;           // of this description, never used again
+  py::object overload = {};  // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
   bool lists_operands = false;  // PyTorch's rules list the tensors in lists
   bool draws = false;           // random numbers, as DTensor's dispatcher knows them
   // Pairs of (argument, result) that share memory without a write.
-  std::vector<std::pair<size_t, size_t>> views;
-  std::vector<bool> is_aliased;  // arguments whose memory the results may share
+  std::vector<std::pair<size_t, size_t>> views = {};
+  std::vector<bool> is_aliased = {};  // arguments whose memory the results may share
   // Arguments whose values a decision does not depend on, apart from their kind and sign.
-  std::vector<bool> is_factor;
+  std::vector<bool> is_factor = {};
 
   bool has_handler = false;
   uint64_t handlers_version = 0;  // of the dispatcher's handlers at which has_handler was read
@@ -73,8 +73,8 @@ struct CallWords {
 
 // The words in a table.
 struct CallKey : WordKey {
-  CallKey(const CallWords& call)
-      : WordKey{{call.words.begin(), call.words.end()}} {}  // NOLINT: tables convert
+  // NOLINTNEXTLINE(google-explicit-constructor): tables convert
+  CallKey(const CallWords& call) : WordKey{{call.words.begin(), call.words.end()}} {}
 
   // Returns true if a tensor is on the mesh, or by chance.
   bool is_on(uint64_t mesh_id) const;

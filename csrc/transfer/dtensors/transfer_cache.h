@@ -23,9 +23,9 @@ namespace funcol::python {
 // How a redistribution is planned and run.
 struct RedistributionOptions {
   bool async_op = false;
-  std::optional<CostModel> model;      // none: the mesh's default model
-  std::optional<int64_t> max_bytes;    // the most memory that a step may take; none: any
-  std::optional<CostModel> dst_model;  // of another mesh that the tensor goes to, likewise
+  std::optional<CostModel> model = {};      // none: the mesh's default model
+  std::optional<int64_t> max_bytes = {};    // the most memory that a step may take; none: any
+  std::optional<CostModel> dst_model = {};  // of another mesh that the tensor goes to, likewise
 };
 
 constexpr int64_t kEveryRank = -1;

@@ -55,8 +55,8 @@ class Collective<Result(Inputs, Rest...)> {
     Form traced = nullptr;
     // Makes the gradients of the inputs, from the data of `saved` among others.
     autograd::Rule rule = nullptr;
-    // What the rule needs, of checked arguments. Null: the arguments after the inputs, split sizes as
-    // saved_sizes().
+    // Returns what the rule needs, from checked arguments. Null: the arguments after the inputs, split sizes
+    // as saved_sizes().
     autograd::Data (*saved)(Inputs, Rest...) = nullptr;
     // The first of these data is a reduce op, which says whether the rule needs inputs and results, too.
     bool saves_reduce_op = false;

@@ -37,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # For the processes of tests: ranks share the cores, and a fork of one whose threads have computed hangs.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.getoption("--share-devices"):
         ranks.share_devices()
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from differential import PROGRAM_SHAPE, PROGRAMS, world_group
+from differential import PROGRAM_SHAPE, PROGRAMS, destroyed_group, world_group
 from processes import end_of, start_process
 from ranks import on_ranks
 
@@ -50,9 +49,8 @@ def test_before_there_is_a_group_the_error_says_how_to_make_one(case: str) -> No
 def test_a_call_on_a_destroyed_group_raises_at_the_call(
     rank: int, world: int, function: str, gradient: bool
 ) -> None:
-    group = dist.new_group(list(range(world)))
+    group = destroyed_group()
     own = torch.ones(PROGRAM_SHAPE, requires_grad=gradient)
-    dist.destroy_process_group(group)
     with pytest.raises(ValueError, match=rf"funcol::{function}: process group '.*' was destroyed"):
         PROGRAMS[function](funcol, own, world, group)
     assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
@@ -60,8 +58,7 @@ def test_a_call_on_a_destroyed_group_raises_at_the_call(
 
 @on_ranks(2)
 def test_an_operator_on_a_destroyed_group_raises_at_the_call(rank: int, world: int) -> None:
-    group = dist.new_group(list(range(world)))
-    dist.destroy_process_group(group)
+    group = destroyed_group()
     with pytest.raises(ValueError, match=r"funcol::all_reduce: process group '.*' was destroyed"):
         torch.ops.funcol.all_reduce(torch.ones(2), "sum", group)
 

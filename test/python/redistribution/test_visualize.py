@@ -245,11 +245,18 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def results_in_a_notebook() -> dict[str, dict[str, str]]:
+def results_in_a_notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """Returns the output of a notebook for each of :data:`CELLS`."""
     found: dict[str, dict[str, str]] = {}
-    manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
+    # By files: a port that was free when it was chosen may be taken before the kernel binds it.
+    manager = jupyter_client.manager.KernelManager(
+        kernel_name="python3", transport="ipc", ip=str(tmp_path_factory.mktemp("kernel") / "channel")
+    )
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
     try:
+        client.wait_for_ready(timeout=60)
         client.execute_interactive("import funcol", timeout=60)
         for name, code in CELLS.items():
 

@@ -39,6 +39,14 @@ def world_group() -> dist.ProcessGroup:
     return group
 
 
+def destroyed_group() -> dist.ProcessGroup:
+    """Makes a group of all ranks and destroys it, once no rank is connecting to another any longer."""
+    group = dist.new_group()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return group
+
+
 def sample(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the tensor of ``rank``, seeded by the rank: each rank can make those of all others."""
     generator = torch.Generator(device_type()).manual_seed(1000 + rank)

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from versions import DECIDES_IN_CPP
 
 import funcol
-from funcol import _compat
 
 ON_DEVICES = True
 
@@ -158,7 +158,7 @@ USES_OF_A_MESH: dict[str, Callable[[DeviceMesh], Any]] = {
 
 @pytest.mark.parametrize("use", USES_OF_A_MESH)
 def test_nothing_that_is_remembered_keeps_a_mesh_and_its_groups(use: str) -> None:
-    if use == "operators" and not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator):
+    if use == "operators" and not DECIDES_IN_CPP:
         pytest.skip("PyTorch decides, and keeps the mesh")
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     try:

@@ -12,19 +12,16 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
+from versions import needs_decisions_in_cpp
 
 import funcol
-from funcol import _compat
 from funcol.installation import decision_counts, forget_decision_counts
 
 WORLD = 8
 
 pytestmark = [
     pytest.mark.usefixtures("fake_world"),
-    pytest.mark.skipif(
-        not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
-        reason="in this PyTorch its own propagator decides",
-    ),
+    needs_decisions_in_cpp,
 ]
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.nn import functional
+from versions import needs_decisions_in_cpp
 
-from funcol import _compat
 from funcol.installation.dtensor import redistribute_cost
 from funcol.installation.propagation import InstalledPropagator
 
@@ -23,10 +23,7 @@ WORLD = 4
 
 pytestmark = [
     pytest.mark.usefixtures("fake_world"),
-    pytest.mark.skipif(
-        not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
-        reason="in this PyTorch its own propagator decides",
-    ),
+    needs_decisions_in_cpp,
 ]
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from versions import needs_decisions_in_cpp
 
 import funcol
-from funcol import _C, _compat
+from funcol import _C
 from funcol.installation import decision_counts, forget_decision_counts
 
 WORLD = 8
@@ -21,10 +22,7 @@ MOST_FRAMES = 10
 
 pytestmark = [
     pytest.mark.usefixtures("fake_world"),
-    pytest.mark.skipif(
-        not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
-        reason="in this PyTorch its own propagator decides",
-    ),
+    needs_decisions_in_cpp,
 ]
 
 MESHES = [(8,), (4, 2), (2, 2, 2)]

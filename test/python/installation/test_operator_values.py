@@ -508,5 +508,7 @@ def test_norms_are_used_as_plain_ones(*tensors: Tensor, order: float, foreach: b
     """Uses each of them twice: decided, then remembered."""
     results = {}
     for name, use in OF_NORMS.items():
+        if name.endswith("in place") and torch.__version__ < "2.15":
+            continue  # which older PyTorch releases refuse
         results[name] = [use(norms_of(list(tensors), order, foreach)) for _ in range(2)]
     return results

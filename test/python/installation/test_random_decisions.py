@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import _MaskPartial
+from versions import needs_decisions_in_cpp
 from wrong_in_pytorch import WRONG_IN_PYTORCH
 
 from funcol import _compat
@@ -30,10 +31,7 @@ WORLD = 8
 
 pytestmark = [
     pytest.mark.usefixtures("fake_world"),
-    pytest.mark.skipif(
-        not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
-        reason="in this PyTorch its own propagator decides",
-    ),
+    needs_decisions_in_cpp,
 ]
 
 MESHES = {1: [0, 1], 2: [[0, 1], [2, 3]], 3: [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]}

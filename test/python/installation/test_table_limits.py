@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from versions import needs_decisions_in_cpp
 
 import funcol
 
@@ -60,6 +61,7 @@ def test_a_table_without_bytes_remembers_nothing_and_results_are_the_same() -> N
     assert not any(funcol._C.table_bytes().values())
 
 
+@needs_decisions_in_cpp
 def test_calls_that_a_full_table_has_no_room_for_leave_nothing_behind() -> None:
     mesh = DeviceMesh("cpu", range(4))
     funcol.table_limits({"calls": 20_000, "specs": 20_000})

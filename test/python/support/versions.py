@@ -1,7 +1,17 @@
-"""The version of PyTorch under which the tests run."""
+"""The version of PyTorch under which the tests run, and what they leave out by it."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.distributed.tensor import DTensor
+
+from funcol import _compat
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+DECIDES_IN_CPP = _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator)
+
+needs_decisions_in_cpp = pytest.mark.skipif(
+    not DECIDES_IN_CPP, reason="under install(), the sharding propagator of this PyTorch decides"
+)

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 from twins import agrees, as_on_plain_tensors, numbers, replicated
+from versions import needs_decisions_in_cpp
 
 import funcol
 
@@ -498,6 +499,7 @@ def norms_of(tensors: list[Tensor], order: float, foreach: bool) -> list[Tensor]
     return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
 
 
+@needs_decisions_in_cpp
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
 @pytest.mark.parametrize("order", [0.0, 1.0, 2.0, 3.0, float("inf"), -float("inf")])
 @as_on_plain_tensors(
@@ -508,7 +510,5 @@ def test_norms_are_used_as_plain_ones(*tensors: Tensor, order: float, foreach: b
     """Uses each of them twice: decided, then remembered."""
     results = {}
     for name, use in OF_NORMS.items():
-        if name.endswith("in place") and torch.__version__ < "2.15":
-            continue  # which older PyTorch releases refuse
         results[name] = [use(norms_of(list(tensors), order, foreach)) for _ in range(2)]
     return results

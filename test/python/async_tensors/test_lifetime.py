@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from versions import DECIDES_IN_CPP
+from versions import HAS_RULES_OF_AN_AXIS
 
 import funcol
 
@@ -158,7 +158,7 @@ USES_OF_A_MESH: dict[str, Callable[[DeviceMesh], Any]] = {
 
 @pytest.mark.parametrize("use", USES_OF_A_MESH)
 def test_nothing_that_is_remembered_keeps_a_mesh_and_its_groups(use: str) -> None:
-    if use == "operators" and not DECIDES_IN_CPP:
+    if use == "operators" and not HAS_RULES_OF_AN_AXIS:
         pytest.skip("PyTorch decides, and keeps the mesh")
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     try:

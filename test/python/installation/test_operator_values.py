@@ -499,9 +499,15 @@ def norms_of(tensors: list[Tensor], order: float, foreach: bool) -> list[Tensor]
     return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
 
 
-@needs_decisions_in_cpp
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
-@pytest.mark.parametrize("order", [0.0, 1.0, 2.0, 3.0, float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        *(0.0, float("inf"), -float("inf")),
+        # PyTorch 2.11 refuses these in place, and adds up stacked ones wrongly.
+        *(pytest.param(order, marks=needs_decisions_in_cpp) for order in (1.0, 2.0, 3.0)),
+    ],
+)
 @as_on_plain_tensors(
     lambda: [torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sub(7 + 2 * i) for i in range(4)],
     words=("S0 S1", "R S0", "S1 R", "R R"),

@@ -13,6 +13,7 @@ from simulated import MESHES, Simulation, WrongResultError, decided, some_layout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
+from versions import HAS_RULES_OF_AN_AXIS
 
 from funcol import _C, _compat
 from funcol.sharding import ShardingPropagator, redistribute_cost_table
@@ -64,8 +65,7 @@ WITH_OTHER_WAYS = {
     torch.ops.aten.cat.default,
 }
 has_rules_of_an_axis = pytest.mark.skipif(
-    not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
-    reason="this PyTorch has few rules of one mesh axis",
+    not HAS_RULES_OF_AN_AXIS, reason="this PyTorch has few rules of one mesh axis"
 )
 
 

@@ -10,8 +10,8 @@ from funcol import _compat
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
-DECIDES_IN_CPP = _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator)
+HAS_RULES_OF_AN_AXIS = _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator)
 
 needs_decisions_in_cpp = pytest.mark.skipif(
-    not DECIDES_IN_CPP, reason="under install(), the sharding propagator of this PyTorch decides"
+    not HAS_RULES_OF_AN_AXIS, reason="under install(), the sharding propagator of this PyTorch decides"
 )

@@ -11,10 +11,10 @@ namespace {
 
 std::atomic<std::thread::id> exiting_thread;
 
-// Returns true on a thread of Python that gets the GIL no more.
+// Returns true if a thread of Python that calls this gets the GIL no more.
 bool is_cut_off() {
-  return Py_IsFinalizing() != 0 && exiting_thread.load() != std::this_thread::get_id() &&
-         PyGILState_GetThisThreadState() != nullptr;
+  return (Py_IsFinalizing() != 0 || Py_IsInitialized() == 0) &&
+         exiting_thread.load() != std::this_thread::get_id();
 }
 
 [[noreturn]] void sleep_until_process_ends() {
@@ -26,7 +26,7 @@ bool is_cut_off() {
 }  // namespace
 
 void WithoutGil::restore() const noexcept {
-  if (is_cut_off()) {
+  if (is_pythons_ && is_cut_off()) {
     sleep_until_process_ends();
   }
   if (state_ == nullptr) {

@@ -8,13 +8,16 @@ namespace funcol::python {
 // Does nothing if the thread does not hold the GIL. Cheaper than pybind11's gil_scoped_release, which also
 // serves threads that Python does not know.
 //
-// While the interpreter exits, no daemon thread gets the GIL back: Python ends the thread by unwinding its
+// Once the interpreter exits, no daemon thread gets the GIL back: Python ends the thread by unwinding its
 // stack, which would terminate the process at the first function that does not throw. The thread sleeps
 // instead until the process has ended. So does a daemon thread that released the GIL before, as PyTorch does
 // around each operator, and would ask for it next.
 class WithoutGil {
  public:
-  WithoutGil() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+  // An interpreter that has ended no longer knows its threads, so they are told apart here.
+  WithoutGil()
+      : is_pythons_(PyGILState_GetThisThreadState() != nullptr),
+        state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
   ~WithoutGil() { restore(); }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
@@ -22,6 +25,7 @@ class WithoutGil {
  private:
   void restore() const noexcept;
 
+  bool is_pythons_;
   PyThreadState* state_;
 };
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import end_of, start_process
+from processes import comes_true, end_of, start_process
 from slow_collectives import SlowCollective, same, values
 from tensor_reads import VIEWS
 from torch import Tensor
@@ -144,20 +145,20 @@ def test_it_can_be_made_and_settled_on_a_thread_of_the_autograd_engine() -> None
 
 
 EXIT_WHILE_A_THREAD_WAITS = """
-import os, sys, threading, time, types
+import ctypes, os, sys, threading, time, types
 import torch, torch.distributed as dist, funcol
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-rank, store, use = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, store, use, when = int(sys.argv[1]), *sys.argv[2:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
 class Last:
     # Runs when the interpreter drops its modules: from then on no other thread gets the GIL. The peer sends
     # what the thread waits for, and says when it has.
-    def __del__(self, store=store, mkdir=os.mkdir, access=os.access, sleep=time.sleep):
+    def __del__(self, store=store, when=when, mkdir=os.mkdir, access=os.access, sleep=time.sleep):
         mkdir(store + ".exiting")
-        while not access(store + ".sent", 0):
+        while when == "exiting" and not access(store + ".sent", 0):
             sleep(0.01)
         sleep(0.2)  # for the thread to wake
 
@@ -185,24 +186,33 @@ if rank == 0:
 
     threading.Thread(target=wait, daemon=True).start()
     started.wait()
-    time.sleep(0.2)  # for the thread to wait
+    time.sleep(1)  # for the thread to wait
+    if when == "exited":
+        # After the interpreter's end, reads to that of the input, which the peer's data comes before.
+        ctypes.CDLL(None).on_exit(ctypes.CDLL(None).getchar, None)
     sys.modules["last"] = types.ModuleType("last")
     sys.modules["last"].last = Last()
 else:
     while not os.path.exists(store + ".exiting"):
         time.sleep(0.01)
+    if when == "exited":
+        time.sleep(0.7)
     dist.all_reduce(torch.ones(4))
     os.mkdir(store + ".sent")
+    os._exit(0)  # at a usual exit gloo's thread may still free tensors, for which PyTorch asks for the GIL
 """
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("when", ["exiting", "exited"])
 @pytest.mark.parametrize("use", ["read", "wait", "operator", "operator in place", "gradient", "DTensor"])
-def test_process_exits_while_a_daemon_thread_waits(use: str, tmp_path: Path) -> None:
+def test_process_exits_while_a_daemon_thread_waits(use: str, when: str, tmp_path: Path) -> None:
     if use == "DTensor" and torch.__version__ < "2.15":
         pytest.skip("older PyTorch releases destroy Python objects on the thread that Python ends")
     store = str(tmp_path / "store")
-    ranks = [start_process(EXIT_WHILE_A_THREAD_WAITS, str(rank), store, use) for rank in range(2)]
+    ranks = [start_process(EXIT_WHILE_A_THREAD_WAITS, str(rank), store, use, when) for rank in range(2)]
+    assert comes_true(lambda: Path(f"{store}.sent").exists())
+    time.sleep(0.5)  # for the thread to wake
     for process in ranks:
         _, complaints = end_of(process)
         assert process.returncode == 0, complaints

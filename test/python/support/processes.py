@@ -47,10 +47,11 @@ def run_python(*arguments: str) -> str:
 
 
 def start_process(code: str, *args: str) -> subprocess.Popen[str]:
-    """Starts a process for ``code``, which may deadlock, die, or speak at exit."""
+    """Starts a process for ``code``, which may deadlock, die, or speak at exit. ``end_of`` ends its input."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, *args],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

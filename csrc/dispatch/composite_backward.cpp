@@ -1,7 +1,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -31,7 +32,7 @@ InputLayout::InputLayout(const at::Tensor& dtensor)
       dtype(dtensor.scalar_type()) {}
 
 at::Tensor InputLayout::zeros_like(py::handle mesh, at::Device device) const {
-  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), spec->on(mesh),
+  return make_dtensor(at::zeros({}, at::TensorOptions(dtype).device(device)).expand(sizes), spec->on(mesh),
                       spec->geometry);
 }
 
@@ -58,8 +59,8 @@ py::object mesh_of_dtensor(const Tensor& dtensor) {
 variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments,
                             CompositeInputs inputs, const Tensor& gradient, Mask needed, Trace* trace) {
   const bool is_differentiable = at::GradMode::is_enabled();
-  variable_list leaves;
-  Tensor result;
+  torch::autograd::edge_list leaves;
+  torch::autograd::Edge root;
   std::optional<Recording> recording;
   std::optional<py::gil_scoped_acquire> gil(std::in_place);
   const auto saved = *std::ranges::find_if(inputs, [](const auto& input) { return input.defined(); });
@@ -74,7 +75,7 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
       input.set_requires_grad(true);
     }
     if (has_bit(needed, i)) {
-      leaves.push_back(input);
+      leaves.push_back(torch::autograd::impl::gradient_edge(input));
     }
     if (trace != nullptr) {
       trace->add_input(input);
@@ -90,18 +91,21 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     const at::AutoGradMode with_gradients(true);
     torch::jit::Stack stack(std::move(arguments));
     composite.op.callBoxed(stack);
-    result = stack.back().toTensor();
-  }
-  if (trace != nullptr) {
-    const py::gil_scoped_acquire again;
-    if (!trace->begins_as(composite.trace) || trace->num_values() != composite.trace.num_values() ||
-        trace->value_of(result) != composite.result) {
-      trace->fail();
+    // Of the result only its node is needed: its memory would add to that of the gradients.
+    const auto& result = stack.back().toTensor();
+    root = torch::autograd::impl::gradient_edge(result);
+    if (trace != nullptr) {
+      const py::gil_scoped_acquire again;
+      if (!trace->begins_as(composite.trace) || trace->num_values() != composite.trace.num_values() ||
+          trace->value_of(result) != composite.result) {
+        trace->fail();
+      }
+      trace->add_input(gradient);
     }
-    trace->add_input(gradient);
   }
-  const auto found = torch::autograd::grad({result}, leaves, {gradient}, /*retain_graph=*/std::nullopt,
-                                           is_differentiable, /*allow_unused=*/true);
+  const auto found = torch::autograd::Engine::get_default_engine().execute(
+      {root}, {gradient}, /*keep_graph=*/is_differentiable, /*create_graph=*/is_differentiable,
+      /*accumulate_grad=*/false, leaves);
   variable_list gradients(inputs.size());
   size_t next = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "comm/call_site.h"
 #include "dispatch/dtensor_node.h"
@@ -64,9 +65,14 @@ at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
   return make_dtensor(std::move(local), specs_[i]->on(mesh), specs_[i]->geometry);
 }
 
+void Trace::add_value(const at::Tensor& tensor, Value value) {
+  tensors_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                      tensor.storage().getWeakStorageImpl()});
+  known_.push_back(std::move(value));
+}
+
 void Trace::add_input(const at::Tensor& tensor) {
-  values_.push_back(tensor);
-  known_.push_back({nullptr, local_of(tensor).sizes().vec()});
+  add_value(tensor, {nullptr, local_of(tensor).sizes().vec()});
 }
 
 void Trace::before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack) {
@@ -114,9 +120,8 @@ void Trace::after(const torch::jit::Stack& stack) {
       step.results.push_back(kNoValue);
       continue;
     }
-    step.results.push_back(static_cast<ValueId>(values_.size()));
-    values_.push_back(results[i].toTensor());
-    known_.push_back({specs[0], {}});
+    step.results.push_back(static_cast<ValueId>(known_.size()));
+    add_value(results[i].toTensor(), {specs[0], {}});
   }
 }
 
@@ -128,16 +133,16 @@ bool Trace::begins_as(const Trace& other) const {
 }
 
 ValueId Trace::value_of(const at::Tensor& tensor) const {
-  const auto found = std::ranges::find_if(values_, [&](const auto& value) { return value.is_same(tensor); });
-  return found == values_.end() ? kNoValue : static_cast<ValueId>(found - values_.begin());
+  const auto found = std::ranges::find_if(tensors_, [&](const auto& known) {
+    return known.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+  });
+  return found == tensors_.end() ? kNoValue : static_cast<ValueId>(found - tensors_.begin());
 }
 
 bool Trace::is_view(ValueId value, size_t end) const {
-  return std::any_of(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(end),
-                     [&](const auto& other) { return values_[value].is_alias_of(other); });
+  return std::any_of(tensors_.begin(), tensors_.begin() + static_cast<std::ptrdiff_t>(end),
+                     [&](const auto& other) { return tensors_[value].storage == other.storage; });
 }
-
-void Trace::release_tensors() { values_ = {}; }
 
 void Program::add(const Trace::Step& step, uint64_t last) {
   const auto& call = *step.call;

@@ -8,7 +8,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -53,11 +55,13 @@ class Trace {
   // Returns the number of a tensor that was met; kNoValue for others.
   ValueId value_of(const at::Tensor& tensor) const;
   // Returns true if two values are on the same memory.
-  bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
+  bool share_memory(ValueId one, ValueId other) const {
+    return tensors_[one].storage == tensors_[other].storage;
+  }
   // Returns true if the value is on the memory of one of the first `end` values.
   bool is_view(ValueId value, size_t end) const;
-  // Forgets the tensors. What is known about them stays.
-  void release_tensors();
+  // Forgets which tensors they were. What is known about them stays.
+  void release_tensors() { tensors_ = {}; }
   size_t heap_bytes() const;
 
   // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
@@ -79,10 +83,17 @@ class Trace {
     SharedSpecPtr spec;                // null for an input
     std::vector<int64_t> local_sizes;  // of an input
   };
+  // No other tensor or storage takes the addresses. Memory is freed as if there were no trace.
+  struct Identity {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  };
+
+  void add_value(const at::Tensor& tensor, Value value);
 
   std::vector<Step> steps_;
   std::vector<Value> known_;
-  std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
+  std::vector<Identity> tensors_;
   bool has_failed_ = false;
 };
 

@@ -40,13 +40,12 @@ class GroupRef {
 
   const std::string& name() const noexcept { return name_; }
 
-  // The group, or null if nobody holds it any more.
+  // Returns the group; null if nobody holds it any more.
   GroupPtr lock() const { return group_ ? group_->lock() : GroupPtr(); }
 
-  // How the group ended since the reference was made; nothing if it lives. Destroying takes a group out of
-  // c10d's registry; its object may live on, in a variable of the caller or behind a cache.
+  // Returns how the group ended since the reference was made; nothing if it lives. Destroying takes a group
+  // out of c10d's registry; its object may live on, in a variable of the caller or behind a cache.
   std::optional<GroupEnd> end() const;
-  bool has_ended() const { return end().has_value(); }
 
  private:
   std::string name_;

@@ -144,8 +144,4 @@ double Costs::of(const StepSize& step) const {
   return cost;
 }
 
-double Costs::latency(StepKind kind, AxisSet axes) const {
-  return communicates(kind) ? links_[axes].at(static_cast<size_t>(kind)).latency_us : 0;
-}
-
 }  // namespace funcol

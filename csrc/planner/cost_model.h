@@ -98,8 +98,6 @@ class Costs {
   // The cost of a step. On axes of one rank only the copies count.
   double of(const StepSize& step) const;
 
-  // A lower bound of the latency of such a step over `axes`.
-  double latency(StepKind kind, AxisSet axes) const;
   // A lower bound of the cost of one byte that a rank receives.
   double least_us_per_byte() const { return least_us_per_byte_; }
 

@@ -247,16 +247,6 @@ def is_own_rule(rule: Any) -> bool:
     return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
 
 
-def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
-    """Returns true if ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than
-    axis by axis, because it follows the placements of the first tensor, or is right for some sizes only.
-    PyTorch's rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis,
-    too.
-    """
-    rule = propagator.op_strategy_funcs.get(op)
-    return rule is not None and not has_one_way(rule)
-
-
 def has_one_way(strategy: Any) -> bool:
     """Returns true if a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to
     run a call."""

@@ -235,18 +235,6 @@ def draw_intervals(
     ax.broken_barh([(start - origin, end - start) for start, end in intervals], (y, height), facecolor=color)
 
 
-def draw_communication(ax: Any, spans: list[Span], origin: float, y: float, color: str) -> None:
-    """A lane of 0.86 from ``y``, in it a row for each thread that sends."""
-    threads = sorted({span.thread for span in spans}, key=lambda thread: (isinstance(thread, str), thread))
-    rows = {thread: row for row, thread in enumerate(threads)}
-    for span in spans:
-        height = 0.86 / len(threads)
-        row = y + height * rows[span.thread]
-        draw_bar(ax, span, origin, row, height, color, edge="#a63603")
-        middle = (span.start + span.end) / 2 - origin
-        ax.text(middle, row + height / 2, span.name, ha="center", va="center", fontsize=7)
-
-
 def label_lanes(ax: Any, ranks: Sequence[int], communication: str) -> None:
     """For each rank, 2.3 below the one before, a lane of compute and one of communication."""
     ax.set_yticks(

@@ -46,14 +46,14 @@ TEST_F(GroupRefs, OfALivingGroupIsNotDestroyed) {
   const auto tp = add("tp");
   const GroupRef ref(dp);
   destroy("tp");
-  EXPECT_FALSE(ref.has_ended());
+  EXPECT_FALSE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, OfAGroupThatLeftTheRegistryIsDestroyedWhoeverHoldsIt) {
   const auto group = add("dp");
   const GroupRef ref(group);
   destroy("dp");
-  EXPECT_TRUE(ref.has_ended());
+  EXPECT_TRUE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, OfAGroupIsDestroyedWithAllOthers) {
@@ -61,23 +61,23 @@ TEST_F(GroupRefs, OfAGroupIsDestroyedWithAllOthers) {
   const auto tp = add("tp");
   const GroupRef ref(tp);
   destroy_all();
-  EXPECT_TRUE(ref.has_ended());
+  EXPECT_TRUE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, OfAGroupThatNobodyHoldsIsDestroyed) {
   auto group = add("dp");
   const GroupRef ref(group);
   group.reset();
-  EXPECT_TRUE(ref.has_ended());
+  EXPECT_TRUE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, OfAGroupThatWasNeverRegisteredIsDestroyedWhenNobodyHoldsIt) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   const GroupRef ref(group);
   destroy_all();
-  EXPECT_FALSE(ref.has_ended());
+  EXPECT_FALSE(ref.end().has_value());
   group.reset();
-  EXPECT_TRUE(ref.has_ended());
+  EXPECT_TRUE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, AreNotTakenInByANewGroupOfTheSameName) {
@@ -85,8 +85,8 @@ TEST_F(GroupRefs, AreNotTakenInByANewGroupOfTheSameName) {
   const GroupRef old_ref(old_group);
   destroy("dp");
   const auto new_group = add("dp");
-  EXPECT_TRUE(old_ref.has_ended());
-  EXPECT_FALSE(GroupRef(new_group).has_ended());
+  EXPECT_TRUE(old_ref.end().has_value());
+  EXPECT_FALSE(GroupRef(new_group).end().has_value());
 }
 
 TEST_F(GroupRefs, OfOtherThreadsRegistriesLiveOn) {
@@ -97,9 +97,9 @@ TEST_F(GroupRefs, OfOtherThreadsRegistriesLiveOn) {
     const auto theirs = add("dp");
     destroy_all();
   }).join();
-  EXPECT_FALSE(ref.has_ended());
+  EXPECT_FALSE(ref.end().has_value());
   destroy_all();
-  EXPECT_TRUE(ref.has_ended());
+  EXPECT_TRUE(ref.end().has_value());
   c10d::set_thread_isolation_mode(false);
 }
 
@@ -132,7 +132,7 @@ TEST_F(GroupRefs, OfAnotherGroupLiveOn) {
   const auto tp = add("tp");
   const GroupRef ref(tp);
   note_group_ended(dp, GroupEnd::kAborted);
-  EXPECT_FALSE(ref.has_ended());
+  EXPECT_FALSE(ref.end().has_value());
 }
 
 TEST_F(GroupRefs, OfAGroupThatWasNeverRegisteredSayHowItEnded) {
@@ -154,14 +154,14 @@ TEST_F(GroupRefs, OfAGroupWithABackendThatEndedSayHow) {
   group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
   const GroupRef ref(group);
   note_backend_ended(*other, GroupEnd::kAborted);
-  EXPECT_FALSE(ref.has_ended());
+  EXPECT_FALSE(ref.end().has_value());
   note_backend_ended(*backend, GroupEnd::kAborted);
   EXPECT_EQ(ref.end(), GroupEnd::kAborted);
 }
 
 TEST_F(GroupRefs, WithoutAGroupNeverEnd) {
-  EXPECT_FALSE(GroupRef().has_ended());
-  EXPECT_FALSE(GroupRef("dp").has_ended());
+  EXPECT_FALSE(GroupRef().end().has_value());
+  EXPECT_FALSE(GroupRef("dp").end().has_value());
 }
 
 }  // namespace

@@ -56,11 +56,6 @@ TEST_P(KindOfStep, CostsItsCopyOnTop) {
   EXPECT_NEAR(costs.of(step(counted_.kind, axes_, kBytes, kBytes)), apart, kRounding * apart);
 }
 
-TEST_P(KindOfStep, CostsAtLeastItsLatency) {
-  const Costs costs(default_alpha_beta(kMesh), kMesh);
-  EXPECT_GE(costs.of(step(counted_.kind, axes_, 0)), costs.latency(counted_.kind, axes_));
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Kinds, KindOfStep,
     Combine(Values(Counted{StepKind::kAllGather, 2, "all_gather"},
@@ -235,9 +230,9 @@ TEST_P(OverMergedAxes, ACollectiveCostsAtLeastThatOverItsSlowestAxis) {
   const Costs costs(random_topology(static_cast<uint32_t>(std::get<0>(GetParam())), kMesh), kMesh);
   double slowest = 0;
   for (int64_t axis = 0; axis < kMesh.num_axes(); ++axis) {
-    slowest = std::max(slowest, contains(axes_, axis) ? costs.latency(kind_, axis_set(axis)) : 0);
+    slowest = std::max(slowest, contains(axes_, axis) ? costs.of(step(kind_, axis_set(axis), 0)) : 0);
   }
-  EXPECT_EQ(costs.latency(kind_, axes_), slowest);
+  EXPECT_EQ(costs.of(step(kind_, axes_, 0)), slowest);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, OverMergedAxes,

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from matplotlib.figure import Figure
 from ranks import run_ranks
 from slow_collectives import SlowCollective
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
 from funcol.__main__ import main
-from funcol.commands.timeline import Activity, activity, draw_communication, length, merged, without
+from funcol.commands.timeline import Activity, activity, length, merged, without
 from funcol.commands.traces import Span, read_spans, trace_of
 
 Event = tuple[str, str, int, float, float]  # category, name, thread, begin and end in ms
@@ -179,13 +178,6 @@ def test_the_command_draws(
     main(["trace", *files, "--out", str(tmp_path / name)])
     assert capsys.readouterr().out.splitlines()[-1] == f"drawn in {tmp_path / name}"
     assert (tmp_path / name).read_bytes().startswith(beginning)
-
-
-def test_threads_with_numbers_and_names_have_rows_of_their_own() -> None:
-    ax = Figure().subplots()
-    spans = [Span("", 0, 1, thread, "gloo:x") for thread in ("stream", 7, "stream", 12)]
-    draw_communication(ax, spans, 0.0, 0.0, "red")
-    assert len({text.get_position()[1] for text in ax.texts}) == 3
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,14 @@ _RESHAPES = {
 }
 
 
+# Decisions for calls that C++ does not serve: PyTorch remembers them by thread, in a table without a limit.
+MOST_DECISIONS_IN_PYTORCH = 8192
+
+
+class _ThisThread(threading.local):
+    num_decided = 0
+
+
 class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
@@ -59,7 +68,10 @@ class InstalledPropagator(ShardingPropagator):
             for name in _compat.rule_tables(base)
         }
         self._rules = _C.UpstreamRules(base, own, self._own_rows)
-        self._remembered_otherwise = functools.lru_cache(maxsize=8192)(self._decide_otherwise)
+        self._remembered_otherwise = functools.lru_cache(maxsize=MOST_DECISIONS_IN_PYTORCH)(
+            self._decide_otherwise
+        )
+        self._this_thread = _ThisThread()
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:
         self._base.register_sharding_prop_rule(*args, **kwargs)
@@ -80,6 +92,9 @@ class InstalledPropagator(ShardingPropagator):
         _C.forget_call_plans()
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+        self._this_thread.num_decided += 1
+        if self._this_thread.num_decided % MOST_DECISIONS_IN_PYTORCH == 0:
+            _compat.forget_decisions()
         op = op_schema.op
         op_schema = self._named(op_schema)
         if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:

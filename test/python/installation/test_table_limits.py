@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from versions import needs_decisions_in_cpp
 
@@ -75,6 +75,20 @@ def test_calls_that_a_full_table_has_no_room_for_leave_nothing_behind() -> None:
     counts = funcol.installation.operator_counts()["aten.mul.Tensor"]
     assert counts.keys() <= {"served", "full"}
     assert counts["full"] > 800
+
+
+@needs_decisions_in_cpp
+def test_calls_that_pytorch_carries_out_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(funcol.installation.propagation, "MOST_DECISIONS_IN_PYTORCH", 50)
+    mesh = DeviceMesh("cpu", range(4))
+    sizes = []
+    funcol.installation.forget_operator_counts()
+    for size in range(1, 500):
+        rows = distribute_tensor(torch.ones(6, size), mesh, [Shard(0)], src_data_rank=None)
+        assert rows.view(-1).shape == (6 * size,)
+        sizes.append(sum(torch._C._get_DTensor_sharding_propagator_cache_stats()))
+    assert funcol.installation.operator_counts()["aten.view.default"]["decision"] > 400
+    assert 20 < max(sizes) <= 60
 
 
 def test_a_mesh_that_goes_takes_its_entries_along() -> None:

@@ -28,11 +28,11 @@ struct RowBox {
   int64_t num_bytes() const { return num_rows[0] * num_rows[1] * row_bytes; }
 };
 
-// The most boxes of a launch, whose parameters take at most 4 KiB.
+// The maximum number of boxes of a launch, whose parameters take at most 4 KiB.
 constexpr size_t kMaxBoxes = 40;
 
-// Returns the bytes of the widest vectors, 16, 8, 4, 2 or 1, that all rows of `box` consist of, both where
-// they are read and where they are written. Inline, as libfuncol_cuda.so links nothing of funcol.
+// Returns the bytes of the widest vectors, 16, 8, 4, 2 or 1, in which all rows of `box` can be read and
+// written. Inline, because libfuncol_cuda.so links nothing of funcol.
 inline int64_t vector_bytes(const RowBox& box) {
   uint64_t bits = reinterpret_cast<uintptr_t>(box.from) | reinterpret_cast<uintptr_t>(box.to) |
                   static_cast<uint64_t>(box.row_bytes) | 16;

@@ -7,7 +7,7 @@
 namespace funcol::kernels {
 namespace {
 
-// Beside the library, or the program, that holds this function.
+// Returns the path of libfuncol_cuda.so, beside the library or the program that contains this function.
 std::filesystem::path place_of_library() {
   Dl_info here{};
   dladdr(reinterpret_cast<const void*>(&place_of_library), &here);
@@ -43,7 +43,7 @@ CudaLibrary load_cuda_library(const std::filesystem::path& file) {
 }
 
 const CudaLibrary& cuda_library() {
-  // Never destroyed: threads ask until the process ends.
+  // Never destroyed: threads may use the library until the process ends.
   static const auto* const library =
       new CudaLibrary(load_cuda_library(place_of_library()));  // NOLINT(cppcoreguidelines-owning-memory)
   return *library;

@@ -1,8 +1,8 @@
 // libfuncol_cuda.so: the code that calls the CUDA runtime, and the kernels.
 //
-// The library lies beside the one that this code is in, in builds with CUDA. It is loaded at the first use of
-// one of its functions, so that processes without CUDA run without its runtime. The runtime is the shared
-// one, which PyTorch has loaded by then.
+// In builds with CUDA, the library lies beside the one that contains this code. The first use of one of its
+// functions loads it, so that processes without CUDA run without its runtime. The runtime is the shared one,
+// which PyTorch has loaded by then.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace funcol::kernels {
 
-// The functions of the library. Raise the version when a function's arguments or behaviour change.
+// The functions of the library. Raise the version when a function's arguments or behavior change.
 //
 // Each kernel enqueues its work on `stream` (a cudaStream_t) of the current device and returns at once: null,
 // or the text of the launch error.
@@ -26,22 +26,22 @@ struct CudaFunctions {
 
   uint32_t size = sizeof(CudaFunctions);
   uint32_t version = kVersion;
-  // As on the CPU (kernels/rank_major.h), for all rows.
+  // The counterparts of the CPU functions (kernels/rank_major.h), for all rows.
   const char* (*merge_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
   const char* (*split_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
   // Copies at most kMaxBoxes boxes, and at least one. They all move in vectors of the narrowest box.
   const char* (*copy_boxes)(const RowBox* boxes, size_t num_boxes, void* stream) = nullptr;
   // Writes the elements of `box` to the shard at `out`. `seed` is in device memory, so that each replay of a
-  // graph finds another one; the key's offset is 0.
+  // graph reads a new seed; the key's offset is 0.
   template <typename T>
   using FillRandom = const char* (*)(T* out, const RandomNumbers& numbers, const int64_t* seed,
                                      const RandomBox& box, void* stream);
   std::tuple<FillRandom<float>, FillRandom<double>, FillRandom<int64_t>, FillRandom<bool>> fill_random = {};
-  // The capture mode of the thread (see RelaxedCapture): relaxes it and returns what it was; sets it.
+  // Relaxes the thread's capture mode and returns the previous mode; sets the mode (see RelaxedCapture).
   int (*relax_capture_mode)() = nullptr;
   void (*set_capture_mode)(int mode) = nullptr;
 
-  // Only such functions may be called. Size and version stay first, so that any build can ask.
+  // Returns true if this build may call the functions. Size and version stay first: any build reads them.
   bool are_of_this_build() const { return size == sizeof(CudaFunctions) && version == kVersion; }
 };
 
@@ -50,20 +50,20 @@ using GetCudaFunctions = const CudaFunctions* (*)();
 constexpr const char* kGetCudaFunctions = "funcol_cuda_functions";
 
 struct CudaLibrary {
-  const CudaFunctions* functions = nullptr;  // for good, or null
-  std::string error;                         // why it is null
+  const CudaFunctions* functions = nullptr;  // null, or valid until the process ends
+  std::string error;                         // why `functions` is null
 };
 
-// The library of this process. The first call loads it.
+// Returns the library of this process. The first call loads it.
 const CudaLibrary& cuda_library();
 
 CudaLibrary load_cuda_library(const std::filesystem::path& file);
 
-// The reason why the library of this process has no functions; null if it has them.
+// Returns the reason why the library of this process has no functions, or null if it has them.
 const char* why_no_cuda_kernels();
 
-// While a RelaxedCapture lives, the current thread may query events without breaking a CUDA graph capture
-// that any thread has in progress. Does nothing without the library.
+// A scope in which the current thread may query events without breaking a CUDA graph capture that any thread
+// has in progress. Has no effect without the library.
 class RelaxedCapture {
  public:
   RelaxedCapture();

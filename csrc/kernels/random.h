@@ -7,12 +7,12 @@
 // Worked case: element 6 of a float tensor takes word 2 of block 1; element 6 of a double tensor takes the
 // first two words of block 3.
 //
-// All functions run on the host and in CUDA kernels. Transforms are computed in double precision, so that
-// both give the same result but for the last bit.
+// All functions run on the host and in CUDA kernels. Transforms are computed in double precision, so that the
+// results of both agree except in the last bit.
 //
-// A caller has the elements of a shard in runs, whose positions in the full tensor follow each other, or in
-// boxes of several dims, and calls a kernel once for each. So every rank computes for a position what any
-// other rank computes.
+// A caller splits the elements of a shard into runs, whose positions in the full tensor are consecutive, or
+// into boxes of several dims, and calls a kernel once for each. So every rank computes the same value for a
+// position.
 #pragma once
 
 #include <cmath>
@@ -57,7 +57,7 @@ struct RandomBits {
   }
 };
 
-// The 128 bits of a block: its number is the low half of Philox's counter, the key's offset the high half.
+// Returns the 128 bits of `block`, the low half of Philox's counter. The key's offset is the high half.
 FUNCOL_HOST_DEVICE inline RandomBits random_bits(const RandomKey& key, uint64_t block) {
   auto c0 = static_cast<uint32_t>(block);
   auto c1 = static_cast<uint32_t>(block >> 32);
@@ -85,7 +85,7 @@ inline constexpr bool kIsWide = std::is_same_v<T, double>;
 template <typename T>
 inline constexpr int kNumInBlock = kIsWide<T> ? 2 : 4;
 
-// A number between 0 and 1, never either of them.
+// Returns a number in the open interval (0, 1).
 template <typename T>
 FUNCOL_HOST_DEVICE double open_unit(const RandomBits& bits, int i) {
   if constexpr (kIsWide<T>) {
@@ -97,7 +97,7 @@ FUNCOL_HOST_DEVICE double open_unit(const RandomBits& bits, int i) {
 
 // Each class below computes the kNum values of a block.
 
-// In [from, to), with `num_digits` random binary digits: those of the tensor's own precision.
+// Uniform numbers in [from, to) with `num_digits` random binary digits, the precision of the tensor's dtype.
 template <typename T>
 struct UniformValues {
   static constexpr int kNum = kNumInBlock<T>;
@@ -188,7 +188,7 @@ struct Bernoulli {
   FUNCOL_HOST_DEVICE double operator()(double unit) const { return unit < probability ? 1 : 0; }
 };
 
-// Integers low, low + 1, ..., low + range - 1. A range of 0 stands for all 2^64.
+// Integers low, low + 1, ..., low + range - 1. A range of 0 means all 2^64.
 template <typename T>
 struct IntegerValues {
   static constexpr int kNum = 2;
@@ -203,7 +203,7 @@ struct IntegerValues {
   }
 
  private:
-  // The upper 64 bits of the product.
+  // Returns the upper 64 bits of the product.
   FUNCOL_HOST_DEVICE static uint64_t high_half(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
   }

@@ -28,9 +28,9 @@ struct ShardShape {
 
 enum class Change { kMerge, kSplit };
 
-// On the CPU; kernels/cuda_library.h has the CUDA functions. Each call copies the rows [begin, end) of
-// num_rows(), so that a caller can share the rows among threads. Both functions count rows in tensor order:
-// row = outer index * num_ranks + rank.
+// Copies the rows [begin, end) of num_rows() on the CPU, so that a caller can share the rows among threads.
+// Rows are counted in tensor order: row = outer index * num_ranks + rank. kernels/cuda_library.h has the CUDA
+// functions.
 void merge_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
 void split_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
 

@@ -1,8 +1,8 @@
 // A map of limited size that still hits on a cycle of keys longer than itself.
 //
-// Least-recently-used order never hits on such a cycle: each key goes just before it comes again. Here a full
-// cache admits one new key in kOneIn, in place of entries drawn at random, so most entries outlive the cycle:
-// on a cycle of twice the capacity about half of the lookups hit.
+// Least-recently-used order never hits on such a cycle: each key is evicted just before its next lookup. Here
+// a full cache admits one new key in kOneIn, in place of entries drawn at random, so most entries outlive the
+// cycle: on a cycle of twice the capacity about half of the lookups hit.
 //
 // A lookup reads one word of a flat index, then the entry. An index of hashes beside the entries takes less
 // memory than nodes, and its words share cache lines.
@@ -22,9 +22,9 @@
 
 namespace funcol {
 
-// Keys have hash() and ==, and are made of what they are looked up by, which has the same hash() and equals
-// them. Keys that name meshes have is_on(mesh_id). heap_bytes() counts keys and values. Not thread-safe: the
-// owner locks.
+// Keys have hash() and ==, and are constructible from the objects that look them up, which have the same
+// hash() and compare equal. Keys that name meshes have is_on(mesh_id). heap_bytes() counts keys and values.
+// Not thread-safe: the owner locks.
 template <typename Key, typename Value>
 class Cache final : public CacheBase {
  public:
@@ -34,14 +34,14 @@ class Cache final : public CacheBase {
       : CacheBase(table), most_entries_(most_entries) {}
   ~Cache() override { table().bytes -= bytes_; }
 
-  // The value of `key`, or null. Valid until the cache changes.
+  // Returns the value of `key`, or null. The pointer is valid until the cache changes.
   template <typename Lookup>
   const Value* find(const Lookup& key) const {
     const auto slot = find_slot(key, short_hash(key));
     return slots_.empty() || slots_[slot].place == kFree ? nullptr : &entries_[slots_[slot].place].value;
   }
 
-  // Removes `key` and returns its value; returns nullopt if it is not there.
+  // Removes `key` and returns its value. Returns nullopt if the cache lacks `key`.
   std::optional<Value> take(const Key& key) {
     const auto slot = find_slot(key, short_hash(key));
     if (slots_.empty() || slots_[slot].place == kFree) {
@@ -52,20 +52,20 @@ class Cache final : public CacheBase {
     return std::move(removed.front().value);
   }
 
-  // Returns true if the cache admits a new key: it is not full, or this is one of kOneIn. To be asked before
-  // a value that is dear to make; insert() follows.
+  // Returns true if the cache admits a new key: it has room, or a draw picks the key, as it does one in
+  // kOneIn. Call it before you compute an expensive value, and insert() after.
   bool admits() {
     return fits(bytes_ / (entries_.size() + 1) + 1) || (table().limit != 0 && draw() % kOneIn == 0);
   }
 
-  // Remembers `value` if the cache admits `key`.
+  // Stores `value` if the cache admits `key`.
   void put(Key key, Value value) {
     if (admits()) {
       insert(std::move(key), std::move(value));
     }
   }
 
-  // Remembers `value`, in place of others if need be.
+  // Stores `value`, and removes random entries if it needs their room.
   void insert(Key key, Value value) {
     const auto hash = short_hash(key);
     const auto bytes = static_cast<uint32_t>(bytes_of(key, value));
@@ -166,7 +166,7 @@ class Cache final : public CacheBase {
     table().bytes += bytes;
   }
 
-  // The slot of `key`, or the free one where it belongs.
+  // Returns the slot of `key`, or the free slot where it belongs.
   template <typename Lookup>
   size_t find_slot(const Lookup& key, uint32_t hash) const {
     if (slots_.empty()) {
@@ -200,7 +200,7 @@ class Cache final : public CacheBase {
     }
   }
 
-  // Moves an entry to `removed`, and the last one to its place.
+  // Moves an entry to `removed`, and the last entry to its place.
   void remove(size_t place, Entries& removed) {
     free_slot(slot_of(place));
     count(-int64_t{entries_[place].bytes});
@@ -212,7 +212,7 @@ class Cache final : public CacheBase {
     entries_.pop_back();
   }
 
-  // Closes the gap: entries behind that would be searched for from it or before move up.
+  // Frees a slot and closes the gap: moves up later entries whose search starts at the gap or before it.
   void free_slot(size_t slot) {
     const size_t mask = slots_.size() - 1;
     for (size_t next = (slot + 1) & mask; slots_[next].place != kFree; next = (next + 1) & mask) {
@@ -224,7 +224,7 @@ class Cache final : public CacheBase {
     slots_[slot] = {};
   }
 
-  // A xorshift generator: the same keys in the same order always leave the same entries.
+  // Draws from a xorshift generator, so that the same keys in the same order always leave the same entries.
   uint64_t draw() {
     state_ ^= state_ << 13;
     state_ ^= state_ >> 7;
@@ -236,7 +236,7 @@ class Cache final : public CacheBase {
   size_t bytes_ = 0;
   uint64_t state_ = 0x9E3779B97F4A7C15;
   Entries entries_;
-  std::vector<Slot> slots_;  // a power of two, a third of them free at least
+  std::vector<Slot> slots_;  // a power of two, at least a third of them free
 };
 
 }  // namespace funcol

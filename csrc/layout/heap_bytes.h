@@ -1,4 +1,4 @@
-// The bytes that values hold beside themselves, as an estimate: what a cache counts.
+// Estimates of the heap memory that values own, which caches count.
 //
 // A type of another folder has a member heap_bytes(), or an overload beside it.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace funcol {
 
-// The bytes by which an allocator rounds up, and what it notes about a block.
+// An estimate of the bytes that an allocator adds to a block for rounding and bookkeeping.
 constexpr size_t kBlockBytes = 16;
 
 template <typename T>

@@ -8,7 +8,7 @@
 namespace funcol {
 namespace {
 
-// Uneven shards are compared rank by rank on at most so many ranks.
+// The maximum number of ranks for which uneven shards are compared rank by rank.
 constexpr int64_t kMaxRanksCompared = 4096;
 
 std::string joined(const std::vector<Placement>& placements) {
@@ -65,9 +65,9 @@ void check_order(const std::string& caller, const Layout& layout) {
   }
 }
 
-// Appends to `order` the axes in the order in which plain shards cut the dim as its strided shards do. False
-// if no order does. An axis that cuts after later mesh axes has the product of their sizes as its split
-// factor. PyTorch's counterpart: DTensorSpec._maybe_convert_StridedShard_to_shard_order.
+// Appends to `order` the axes in the order in which plain shards cut the dim as its strided shards do.
+// Returns false if no order does. An axis that cuts after later mesh axes has the product of their sizes as
+// its split factor. PyTorch's counterpart: DTensorSpec._maybe_convert_StridedShard_to_shard_order.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
   const std::vector<int64_t> inner_first(axes.rbegin(), axes.rend());

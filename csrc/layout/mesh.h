@@ -22,7 +22,7 @@ struct Mesh {
   std::vector<int64_t> sizes;      // ranks on each axis
   std::vector<std::string> names;  // of the axes; empty if they have none
   std::vector<AxisSet> merged;     // sets of two or more axes with one process group over all of their ranks
-  int64_t ranks_per_host = 1;      // neighbours, counted along the last axis first, share a host
+  int64_t ranks_per_host = 1;      // neighbors, counted along the last axis first, share a host
 
   int64_t num_axes() const { return static_cast<int64_t>(sizes.size()); }
 
@@ -34,7 +34,7 @@ struct Mesh {
     return product;
   }
 
-  // The size of a group of ranks that differ on `axes` alone. Group ranks count up along the last axis first.
+  // Returns the size of a group that spans `axes` alone. Group ranks count up along the last axis first.
   int64_t num_ranks(AxisSet axes) const {
     int64_t product = 1;
     for (int64_t axis = 0; axis < num_axes(); ++axis) {
@@ -43,7 +43,7 @@ struct Mesh {
     return product;
   }
 
-  // The coordinate of the rank at `place`. Places count up along the last axis first.
+  // Returns the coordinate of the rank at `place`. Places count up along the last axis first.
   Coordinate coordinate(int64_t place) const {
     Coordinate coordinate(sizes.size());
     for (size_t axis = sizes.size(); axis-- > 0;) {
@@ -53,7 +53,7 @@ struct Mesh {
     return coordinate;
   }
 
-  // The name of the axis, or its number if the axes have no names.
+  // Returns the name of the axis, or its number if the axes have no names.
   std::string name(int64_t axis) const { return names.empty() ? std::to_string(axis) : names[axis]; }
 
   friend bool operator==(const Mesh&, const Mesh&) = default;

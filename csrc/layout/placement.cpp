@@ -25,7 +25,7 @@ std::string_view trimmed(std::string_view text) {
       "commas, one for each mesh axis: \"S0,R\".");
 }
 
-// The argument of "S(0)" or "S0": the text behind the letters, without brackets.
+// Returns the argument of "S(0)" or "S0": the text after the letters, without parentheses.
 std::string_view argument(std::string_view word, size_t letters) {
   std::string_view rest = word.substr(letters);
   if (!rest.empty() && rest.front() == '(') {
@@ -73,8 +73,7 @@ Placement parse_placement(std::string_view word) {
   refuse_word(word);
 }
 
-// The position of the first comma from `begin` on that is not inside brackets; the end of the text if none
-// is.
+// Returns the position of the first comma from `begin` on outside parentheses, or the end of the text.
 size_t next_comma(std::string_view text, size_t begin) {
   int depth = 0;
   for (size_t i = begin; i < text.size(); ++i) {
@@ -86,7 +85,7 @@ size_t next_comma(std::string_view text, size_t begin) {
   return text.size();
 }
 
-// `value` as Python prints a float.
+// Returns `value` as Python prints a float.
 std::string float_text(double value) {
   constexpr double kLeastFixed = 1e-4;
   constexpr double kLeastScientific = 1e16;

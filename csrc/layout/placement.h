@@ -1,9 +1,9 @@
 // The placement of a tensor on one mesh axis: torch.distributed.tensor.placement_types as values.
 //
-// - R, Replicate: every rank of the axis holds the whole tensor.
-// - S(d), Shard: dim d is cut into one chunk a rank, as by torch.chunk. The last chunks may be smaller.
+// - R, Replicate: every rank of the axis holds the full tensor.
+// - S(d), Shard: dim d is cut into one chunk per rank, as by torch.chunk. The last chunks may be smaller.
 // - _S(d, f), strided Shard: dim d is cut into f pieces, and each rank holds its chunk of every piece.
-// - P(op), Partial: every rank holds a tensor of full size. The value is their reduction with `op`.
+// - P(op), Partial: every rank holds a tensor of full size. The value is the reduction of these with `op`.
 // - MaskP(op), masked Partial: P(op) after each rank has applied its mask.
 // - _NormP(p), norm Partial: the value is the p-norm over the ranks' tensors, (sum of x^p)^(1/p). Rules
 //   make it. The planner refuses it, so the caller has to reduce it.
@@ -25,7 +25,7 @@ enum class PartialOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, 
 
 // The order of a norm. 2 and 2.0 are the same norm but print differently.
 struct NormOrder {
-  double value = 0;  // 0: the placement is no norm Partial (partial counts of a 0-norm are plain sums)
+  double value = 0;  // 0: not a norm Partial (partial counts of a 0-norm are plain sums)
   bool is_integer = false;
 
   friend bool operator==(const NormOrder&, const NormOrder&) = default;
@@ -62,19 +62,19 @@ struct Placement {
 // Returns true if a tensor may be Partial with both reductions on two axes: their order does not change the
 // result.
 bool commute(PartialOp a, PartialOp b);
-// The same for two placements that are Partial. A norm commutes with norms of the same order.
+// Returns the same for two placements that are Partial. A norm commutes with norms of the same order.
 bool commute(const Placement& a, const Placement& b);
 
 std::string_view to_string(PartialOp op);
-// The reduction called `name`. Throws std::invalid_argument, listing all names, if there is none.
+// Returns the reduction called `name`. Throws std::invalid_argument, listing all names, if there is none.
 PartialOp partial_op(std::string_view name);
 
-// The placement as PyTorch prints it: "R", "S(0)", "_S(0, 2)", "P(sum)", "_NormP(2)", "MaskP(sum)".
+// Returns the placement as PyTorch prints it: "R", "S(0)", "_S(0, 2)", "P(sum)", "_NormP(2)", "MaskP(sum)".
 std::string to_string(const Placement& placement);
 
 // Reads a list of placements as to_string() writes them, separated by commas: "S(0), P(max)". "S0" and "P"
 // are short for "S(0)" and "P(sum)". Masks and norms cannot be written. Throws std::invalid_argument naming
-// the first word that is no placement.
+// the first word that is not a placement.
 std::vector<Placement> parse_placements(std::string_view text);
 
 }  // namespace funcol

@@ -45,19 +45,19 @@ struct ShardCut {
   int64_t split_factor = 1;
 };
 
-// Worked case: rank 1 of 2 holds columns 2 and 3 of a (3, 4) tensor. Its runs are {0, 2, 2}, {2, 6, 2} and
-// {4, 10, 2}.
+// The positions of a shard's elements. Worked case: rank 1 of 2 holds columns 2 and 3 of a (3, 4) tensor. Its
+// runs are {0, 2, 2}, {2, 6, 2} and {4, 10, 2}.
 class Positions {
  public:
   Positions(const std::vector<int64_t>& shape, const std::vector<ShardCut>& cuts);
 
   int64_t numel() const { return num_rows_ * row_size_; }
 
-  // The runs of the elements [begin, end) of the shard, in order.
+  // Returns the runs of the elements [begin, end) of the shard, in order.
   std::vector<PositionRun> runs(int64_t begin, int64_t end) const;
 
-  // All elements in as few boxes as the intervals of the cut dims allow: one for a plain Shard. Neighbouring
-  // dims that both tensors step through alike are one dim of a box.
+  // Returns all elements in as few boxes as the intervals of the cut dims allow: one for a plain Shard.
+  // Merges neighboring dims of a box if one stride covers them in both tensors.
   std::vector<PositionBox> boxes() const;
 
  private:

@@ -20,7 +20,7 @@ void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals&
   }
 }
 
-// Every length of a rank's share when pieces of each of `lengths` are cut for `num_ranks` ranks.
+// Returns the lengths of shares, among them the shortest, if each of `lengths` is cut for `num_ranks` ranks.
 std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
                                    int64_t split_factor) {
   std::vector<int64_t> chunks;

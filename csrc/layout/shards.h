@@ -26,18 +26,18 @@ void append(Intervals& intervals, const Interval& next);
 
 int64_t num_indices(const Intervals& intervals);
 
-// The indices that both have, and how many these are. Both ascend.
+// Returns the indices that `a` and `b` share, or the number of these. Both lists ascend.
 Intervals common_indices(const Intervals& a, const Intervals& b);
 int64_t num_common(const Intervals& a, const Intervals& b);
 
-// The share of `whole` that rank `index` of `num_ranks` holds under a Shard with this split factor.
+// Returns the share of `whole` that rank `index` of `num_ranks` holds under a Shard with this split factor.
 Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor = 1);
 
-// The indices of dim `dim`, `size` long, that the rank at `coordinate` holds.
+// Returns the indices of dim `dim`, `size` long, that the rank at `coordinate` holds.
 Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size,
                         const Coordinate& coordinate);
 
-// The shape of the tensor that the rank at `coordinate` holds.
+// Returns the shape of the tensor that the rank at `coordinate` holds.
 std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                  const Coordinate& coordinate);
 
@@ -46,11 +46,11 @@ bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t 
 // Returns true if every rank holds at least one index of dim `dim`, `size` long, or if no axis cuts the dim.
 bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
 
-// The length of the longest shard, which rank 0 holds, when `size` indices are cut for `num_ranks` ranks.
+// Returns the length of the longest shard, rank 0's, when `size` indices are cut for `num_ranks` ranks.
 int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor = 1);
 
-// Calls `visit` for each coordinate on `axes`, 0 on other axes, until it returns false. Returns true if it
-// never did.
+// Calls `visit` for each coordinate on `axes`, 0 on other axes, until a call returns false. Returns true if
+// no call did.
 bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
                          const std::function<bool(const Coordinate&)>& visit);
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// By the shares that they have of what a training program with many shapes fills: 248 MiB in all.
+// Returns the tables. Limits follow what a training program with many shapes fills: 248 MiB in all.
 std::map<std::string, Table>& all_tables() {
   static auto* const tables = new std::map<std::string, Table>{
       // NOLINT: outlives Python

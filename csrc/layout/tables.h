@@ -1,7 +1,7 @@
 // The tables in which the process remembers decisions, plans and specs, each bounded by bytes.
 //
-// A table is one cache or several; those of one name share a limit. All tables together take at most 248 MiB
-// by default. Not thread-safe: the GIL is the lock of the tables here.
+// A table is one cache or several that share a limit. All tables together take at most 248 MiB by default.
+// Not thread-safe: the GIL is the lock of the tables here.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ class CacheBase {
 
   virtual size_t size() const = 0;
 
-  // The following remove entries and return them. The caller destroys them once all caches are in order,
-  // since a destructor may call any cache.
+  // The functions below remove entries and return them. The caller destroys them once all caches are
+  // consistent, since a destructor may call any cache.
   using Removed = std::shared_ptr<void>;
   virtual Removed remove_all() = 0;
   virtual Removed remove_mesh(uint64_t mesh_id) = 0;
@@ -47,16 +47,16 @@ class CacheBase {
   Table& table_;
 };
 
-// The table of this name; std::out_of_range for an unknown one. tables.cpp lists the names.
+// Returns the table of this name. Throws std::out_of_range for an unknown name. tables.cpp lists the names.
 Table& find_table(const std::string& name);
 
-// The tables by name.
+// Returns the tables by name.
 const std::map<std::string, Table>& tables();
 
-// The number of entries of each table, by name.
+// Returns the number of entries of each table, by name.
 std::map<std::string, size_t> table_sizes();
 
-// Limits a table to `bytes`, and removes what is beyond.
+// Limits a table to `bytes`, and removes random entries until it fits.
 void set_table_limit(Table& table, size_t bytes);
 
 void clear_table(Table& table);
@@ -65,7 +65,7 @@ void clear_tables();
 // Removes the entries whose keys name a mesh, by its id.
 void forget_mesh(uint64_t mesh_id);
 
-// A new id of a mesh. Unlike an address, it never comes again.
+// Returns a new mesh id. Unlike an address, an id is never reused.
 uint64_t new_mesh_id();
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// Shape, strides and dtype of a whole tensor: PyTorch's TensorMeta as a value.
+// Shape, strides and dtype of a full tensor: PyTorch's TensorMeta as a value.
 #pragma once
 
 #include <cstdint>
@@ -35,16 +35,16 @@ enum class Dtype : int8_t {
 
 bool is_floating_point(Dtype dtype);
 bool is_complex(Dtype dtype);
-// kBool counts as integral and as unsigned.
+// Returns true for an integral or an unsigned dtype. kBool counts as both.
 bool is_integral(Dtype dtype);
 bool is_unsigned(Dtype dtype);
-// Bytes of an element. Throws std::invalid_argument for a number that Dtype does not list.
+// Returns the bytes of an element. Throws std::invalid_argument for a number that Dtype does not list.
 int64_t itemsize(Dtype dtype);
-// The dtype as PyTorch prints it in specs: "f32", "bf16", "i64", "b8".
+// Returns the dtype as PyTorch prints it in specs: "f32", "bf16", "i64", "b8".
 std::string_view to_string(Dtype dtype);
 
 int64_t num_elements(const std::vector<int64_t>& shape);
-// The strides of a contiguous tensor, in elements; dims of size 0 count as 1, as in PyTorch.
+// Returns the strides of a contiguous tensor, in elements. Dims of size 0 count as 1, as in PyTorch.
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
 
 struct TensorMeta {
@@ -57,7 +57,7 @@ struct TensorMeta {
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
 };
 
-// "f32[8, 4]".
+// Returns dtype and shape: "f32[8, 4]".
 std::string to_string(const TensorMeta& meta);
 
 }  // namespace funcol

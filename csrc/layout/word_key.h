@@ -35,7 +35,7 @@ struct WordKey {
   std::vector<uint64_t> words;
 
   void add(uint64_t word) { words.push_back(word); }
-  // Adds the number of `values`, and each.
+  // Adds the number of `values`, and each value.
   template <typename Values>
   void add_all(const Values& values) {
     add(values.size());

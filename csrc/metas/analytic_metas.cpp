@@ -1,4 +1,4 @@
-// Outputs of operators whose Meta kernels are written in Python, and slow.
+// Outputs of operators whose Meta kernels are written in Python and slow.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -29,7 +29,7 @@ bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& la
          std::equal(last.rbegin(), last.rend(), shape.rbegin());
 }
 
-// Samples like the first tensor, of operators that have no Meta kernel in some minor.
+// Returns samples like the first tensor. Some PyTorch releases lack the Meta kernels of these operators.
 std::optional<Outputs> samples(const OpCall& call) {
   const auto& first = call.tensors.at(0);
   return Outputs{contiguous(first.shape, first.dtype)};
@@ -77,7 +77,7 @@ std::optional<Outputs> cat(const OpCall& call) {
   }
   shape[at] = 0;
   for (const auto& tensor : call.tensors) {
-    // Left to PyTorch: empty tensors of one dim are skipped, and memory formats are kept.
+    // PyTorch handles these cases: it skips empty tensors of one dim, and keeps memory formats.
     if (tensor.dtype != first.dtype || tensor.shape.size() != shape.size() || !is_contiguous(tensor) ||
         (tensor.shape.size() == 1 && tensor.shape[0] == 0)) {
       return std::nullopt;
@@ -107,7 +107,7 @@ bool is_common(Dtype dtype) {
   return dtype <= Dtype::kFloat64 || dtype == Dtype::kBool || dtype == Dtype::kBFloat16;
 }
 
-// The argument "dtype" if it is given.
+// Returns the argument "dtype" if it is given, else `otherwise`.
 Dtype dtype_or(const OpCall& call, Dtype otherwise) {
   const auto* given = call.has_arg("dtype") ? std::get_if<Dtype>(&call.arg("dtype").value) : nullptr;
   return given == nullptr ? otherwise : *given;
@@ -115,7 +115,7 @@ Dtype dtype_or(const OpCall& call, Dtype otherwise) {
 
 Dtype dtype_of_sum(Dtype dtype) { return is_integral(dtype) ? Dtype::kInt64 : dtype; }
 
-// A contiguous tensor without the reduced dims, or with size 1 in them.
+// Returns a contiguous output without the reduced dims, or with size 1 in them.
 std::optional<Outputs> reduced(const OpCall& call, Dtype dtype) {
   const auto& self = call.tensor("self");
   if (!is_common(self.dtype) || !is_common(dtype)) {
@@ -155,7 +155,7 @@ std::optional<Outputs> mean(const OpCall& call) {
   return is_floating_point(dtype) ? reduced(call, dtype) : std::nullopt;
 }
 
-// No elements have no extreme, and not every norm.
+// Returns the reduced output, or nullopt for no elements: these have no extreme, and not every norm.
 std::optional<Outputs> extreme(const OpCall& call) {
   const auto& self = call.tensor("self");
   return num_elements(self.shape) == 0 ? std::nullopt : reduced(call, self.dtype);
@@ -170,7 +170,7 @@ std::optional<Outputs> truth(const OpCall& call) {
   return call.tensor("self").dtype == Dtype::kUInt8 ? std::nullopt : reduced(call, Dtype::kBool);
 }
 
-// An output with the metadata of `self`.
+// Returns an output with the metadata of `self`.
 std::optional<Outputs> alike(const OpCall& call) {
   const auto& self = call.tensor("self");
   return is_contiguous(self) && is_common(self.dtype) ? std::optional(Outputs{self}) : std::nullopt;
@@ -201,7 +201,7 @@ std::optional<Outputs> triangle(const OpCall& call) {
   return call.tensor("self").num_dims() < 2 ? std::nullopt : alike(call);
 }
 
-// The product of [..., m, k] and [..., k, n], if all tensors of the call have one dtype.
+// Returns the product of [..., m, k] and [..., k, n] if all tensors of the call have one dtype.
 std::optional<Outputs> product(const OpCall& call, const TensorMeta& a, const TensorMeta& b,
                                int64_t num_dims) {
   const bool is_product =
@@ -225,7 +225,7 @@ std::optional<Outputs> batch_of_products(const OpCall& call) {
   return product(call, call.tensor("self"), call.tensor("mat2"), 3);
 }
 
-// The summand `self` has the shape of the product, or of one of its rows.
+// Returns the product if the summand `self` has its shape or the shape of one of its rows.
 std::optional<Outputs> sum_with_product(const OpCall& call) {
   const auto& mat1 = call.tensor("mat1");
   const auto& mat2 = call.tensor("mat2");

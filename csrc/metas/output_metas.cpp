@@ -34,7 +34,7 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
       at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)).device(at::kMeta));
 }
 
-// Makes boxed arguments of those of an OpCall: the inverse of to_argument().
+// A conversion of an OpCall's arguments to boxed ones: the inverse of to_argument().
 class Conversion {
  public:
   Conversion(const OpCall& call, at::Device device, MakeTensor make_tensor)
@@ -81,8 +81,8 @@ class Conversion {
     return argument.number();
   }
 
-  // A number in a tensor's place, on the CPU as PyTorch's are: it does not decide the result's dtype as a
-  // tensor would.
+  // Returns a number as a tensor, on the CPU as in PyTorch: it does not decide the result's dtype as a tensor
+  // would.
   static at::Tensor wrapped(const at::Scalar& number) {
     auto tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()).device(at::kCPU));
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -106,8 +106,8 @@ class Conversion {
   MakeTensor make_tensor_;
 };
 
-// The arguments of `op`, with tensors that `make_tensor` makes of call.tensors, and `device` for every
-// device. Tensors to write to (out=), which calls leave out, are empty ones.
+// Returns the arguments of `op`, with tensors that `make_tensor` makes of call.tensors, and `device` for
+// every device. Tensors to write to (out=), which calls leave out, are empty.
 torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at::Device device,
                            MakeTensor make_tensor) {
   const Conversion conversion(call, device, make_tensor);
@@ -133,14 +133,14 @@ bool is_pointwise(const c10::OperatorHandle& op) {
          });
 }
 
-// As many dims as `meta` has: promotion of dtypes treats tensors without dims differently.
+// Returns a tensor with as many dims as `meta`: type promotion treats tensors without dims differently.
 at::Tensor of_one_element(const TensorMeta& meta) {
   return at::ones(std::vector<int64_t>(meta.shape.size(), 1),
                   at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
 }
 
-// The operator, and all that the dtype of its result depends on: the default dtype, dtypes, which tensors
-// have no dims, and kinds of numbers.
+// Returns a key of the operator and all that the dtype of its result depends on: the default dtype, dtypes,
+// which tensors have no dims, and kinds of numbers.
 WordKey dtype_key(const OpCall& call) {
   WordKey key{{static_cast<uint64_t>(c10::get_default_dtype_as_scalartype())}};
   add_text(key.words, call.op);
@@ -167,7 +167,7 @@ at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
   return dtype;
 }
 
-// Returns true if all tensors have one shape and are contiguous, as is the result then.
+// Returns true if all tensors have one shape and are contiguous. The result is then contiguous, too.
 bool are_alike(const OpCall& call) {
   const auto& first = call.tensors[0];
   return first.stride == contiguous_strides(first.shape) &&
@@ -186,11 +186,11 @@ at::Tensor iterator_output(const OpCall& call, at::ScalarType dtype) {
   return config.build().output();
 }
 
-// For an operator with PyTorch's tag `pointwise` that returns one tensor, draws no random numbers, and takes
-// neither `out` nor a memory format: the sizes and strides that TensorIterator gives the result, and the
-// dtype of the operator's result for tensors of one element; in place, the meta of the tensor that it writes
-// to. Returns nullopt for any other operator, or if it does not run on such tensors. Many Meta kernels of
-// pointwise operators are written in Python and take hundreds of microseconds.
+// Returns the output of an operator with PyTorch's tag `pointwise` that returns one tensor, draws no random
+// numbers, and takes neither `out` nor a memory format: the sizes and strides that TensorIterator gives the
+// result, and the dtype of the operator's result for tensors of one element; in place, the meta of the tensor
+// that it writes to. Returns nullopt for any other operator, or if it does not run on such tensors. Many Meta
+// kernels of pointwise operators are written in Python and take hundreds of microseconds.
 std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const OpCall& call) {
   if (call.tensors.empty() || !is_pointwise(op)) {
     return std::nullopt;
@@ -212,7 +212,7 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
   }
 }
 
-// Splits "aten::add.Tensor". PyTorch's parseName() takes 0.5 us, a fifth of a decision.
+// Splits "aten::add.Tensor" at the dot. PyTorch's parseName() takes 0.5 us, a fifth of a decision.
 c10::OperatorName operator_name(std::string_view qualified) {
   const auto dot = qualified.find('.', qualified.find("::"));
   if (dot == std::string_view::npos) {

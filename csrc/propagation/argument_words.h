@@ -11,7 +11,7 @@
 
 namespace funcol {
 
-// Adds the value of a number or a bool; nothing of another argument.
+// Adds the value of a number or a bool. Adds nothing for another argument.
 inline void add_number(WordKey& key, const Argument& argument) {
   if (const auto* const integer = std::get_if<int64_t>(&argument.value)) {
     key.add(static_cast<uint64_t>(*integer));

@@ -23,7 +23,7 @@ std::vector<Placement> vocabulary_of_input(const Compositions& compositions, siz
   return vocabulary_of(std::move(placements));
 }
 
-// The costs of all inputs, group by group. The destructor gives the searches back to the source.
+// The costs of all inputs, group by group. The destructor returns the searches to the source.
 class InputCosts {
  public:
   InputCosts(const Compositions& compositions, CostSource& source)
@@ -72,7 +72,7 @@ class InputCosts {
     return {at_least(precedence, rows), true};
   }
 
-  // The cost of each input, once the sum is exact.
+  // Returns the cost of each input. The sum must be exact.
   std::vector<double> of_inputs(size_t precedence, RowNumbers rows) const {
     std::vector<double> costs;
     costs.reserve(compositions_.call().tensors.size());

@@ -41,7 +41,7 @@ struct Choice {
 // - no tensor has partials that do not commute, or masks on two axes;
 // - every rank holds a part of each sharded input, unless rows.allows_empty_shards;
 // - operands that stay keep their layouts;
-// - each output has its `required` layout (nothing: any layout; an empty list: any layouts);
+// - each output has its `required` layout (nullopt: any layout; an empty list: any layouts);
 // - rows.is_legal accepts it.
 
 // Returns the preferred legal composition:
@@ -53,16 +53,15 @@ struct Choice {
 // changes). `costs` prices redistributions on the mesh of the call.
 //
 // row_search.h searches. The bound of a node is the sum, over the inputs, of the least cost of a layout that
-// any rows of the other axes ask for. Redistributions are priced only until the cheapest composition is
-// certain.
+// any rows of the other axes need. Redistributions are priced only until the cheapest composition is certain.
 //
 // Thread-safe, also with a shared `costs`. Throws std::invalid_argument, naming the operator, if rows,
 // operands or `required` do not match the number of tensors of the call, or layouts do not match the mesh.
 std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
                                const std::vector<std::optional<Layout>>& required, CostSource& costs);
 
-// All legal compositions in the order of the full product. The cost of an input that cannot get there is
-// kImpossible.
+// Returns all legal compositions in the order of the full product. The cost of an input that cannot reach its
+// layout is kImpossible.
 std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
                                 const std::vector<std::optional<Layout>>& required, CostSource& costs);
 

@@ -17,7 +17,7 @@ bool may_mix(const Placement& a, const Placement& b) {
   return !a.is_partial() || !b.is_partial() || commute(a, b);
 }
 
-// Two masks exclude each other even on axes of one rank.
+// Returns true unless both have masks, which exclude each other even on axes of one rank.
 bool have_one_mask(const Placement& a, const Placement& b) { return a.mask == 0 || b.mask == 0; }
 
 bool is_alike(const Placement& a, const Placement& b) {
@@ -43,8 +43,8 @@ bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpC
   return true;
 }
 
-// The first order of all axes, by mesh order, that agrees with all of `orders`. Nothing if they contradict
-// each other.
+// Returns the first order of all axes, by mesh order, that agrees with all of `orders`. Returns nullopt if
+// they contradict each other.
 std::optional<Compositions::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
                                                   int64_t num_axes) {
   std::vector<AxisSet> before(num_axes, 0);

@@ -21,7 +21,7 @@ class Compositions {
   // The mesh axes in the order in which they cut the dims of all tensors of a composition.
   using Precedence = std::vector<int64_t>;
 
-  // All arguments outlive this.
+  // Keeps references to all arguments, which must outlive this.
   Compositions(const OpCall& call, const Rows& rows, const Mesh& mesh, const std::vector<Operand>& operands,
                const std::vector<std::optional<Layout>>& required);
 
@@ -36,7 +36,7 @@ class Compositions {
   const std::vector<Group>& groups() const { return groups_; }
   size_t group_of(size_t input) const { return group_of_[input]; }
 
-  // The space of row_search.h.
+  // Implements the space of row_search.h.
   size_t num_axes() const { return mesh_.sizes.size(); }
   size_t num_orders() const { return precedences_.size(); }
   const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
@@ -49,7 +49,7 @@ class Compositions {
   // Returns true if any input moves.
   bool moves(const Composition& composition) const;
 
-  // The first legal composition that moves no input.
+  // Returns the first legal composition that moves no input.
   std::optional<Composition> unmoved() const;
 
   // Returns true if a legal composition has the placements of `wanted`, in any shard order. All masks count
@@ -63,7 +63,7 @@ class Compositions {
   void add_masked(const Row& row);
   bool has_all_dims(const Row& row) const;
   bool is_allowed(const Row& row, int64_t axis) const;
-  // Returns true if two rows may be on two axes of one composition. `has_single_rank`: on one of the axes.
+  // Returns true if two axes may have these rows. `has_single_rank` is true if one of the axes has one rank.
   bool mix(RowNumber a, RowNumber b, bool has_single_rank) const;
   void find_precedences();
   void find_groups();

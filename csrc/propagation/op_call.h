@@ -33,8 +33,8 @@ struct Argument {
   bool is_tensor() const { return std::holds_alternative<TensorNumber>(value); }
   bool is_list() const { return std::holds_alternative<List>(value); }
 
-  // The value as a type. Throws std::invalid_argument if it has another type. number() takes an int too, and
-  // integers() takes one int as a list of one.
+  // Returns the value as this type. Throws std::invalid_argument if it has another type. number() takes an
+  // int too, and integers() takes one int as a list of one.
   size_t tensor() const;
   bool boolean() const;
   int64_t integer() const;
@@ -54,24 +54,24 @@ struct OpCall {
   // The tensors of `args` in their order, including those inside lists.
   std::vector<TensorMeta> tensors;
 
-  // The outputs; a returned list counts as its elements. An output that is no tensor (a number, or a gradient
-  // that was not asked for) has no value.
+  // The outputs; a returned list counts as its elements. An output that is not a tensor (a number, or a
+  // gradient that was not requested) has no value.
   std::vector<std::optional<TensorMeta>> outputs;
 
-  // Throws std::invalid_argument naming the operator if it has no such argument.
+  // Returns the argument `name`. Throws std::invalid_argument naming the operator if it has no such argument.
   const Argument& arg(std::string_view name) const;
   bool has_arg(std::string_view name) const;
-  // The metadata of the tensor argument `name`.
+  // Returns the metadata of the tensor argument `name`.
   const TensorMeta& tensor(std::string_view name) const { return tensors[arg(name).tensor()]; }
 
   friend bool operator==(const OpCall&, const OpCall&) = default;
 };
 
-// `dim` counted from 0. Throws std::out_of_range, naming the operator, if the tensor has no such dim. A
-// scalar tensor has the dims 0 and -1.
+// Returns `dim` counted from 0. Throws std::out_of_range, naming the operator, if the tensor has no such dim.
+// A scalar tensor has the dims 0 and -1.
 int64_t counted_from_0(const OpCall& call, int64_t dim, int64_t num_dims);
 
-// "aten::add_.Tensor" without its overload: "aten::add_".
+// Returns the name without its overload: "aten::add_" for "aten::add_.Tensor".
 inline std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
 
 }  // namespace funcol

@@ -11,16 +11,16 @@
 
 namespace funcol {
 
-// For each prefix (a shard order and rows of the first axes), the least cost of a layout of the input that
-// any rows of the other axes ask for. Layouts are visited from the cheapest on: the first one that fits a
-// prefix gives its cost. A layout with a mask on an axis costs as much as the layout that replicates there,
-// and the cost of making the mask.
+// The least cost of a layout of the input for each prefix: a shard order and rows of the first axes, with any
+// rows of the other axes. Layouts are visited from the cheapest on: the first one that fits a prefix gives
+// its cost. A layout with a mask on an axis costs as much as the layout that replicates there, plus the cost
+// of making the mask.
 class PrefixCosts {
  public:
-  // `compositions` and `paths` outlive this.
+  // Keeps references to `compositions` and `paths`, which must outlive this.
   PrefixCosts(const Compositions& compositions, size_t input, ShortestPaths& paths);
 
-  // The least cost if it is known, else a lower bound: the cost of the next layout.
+  // Returns the least cost if it is known, else a lower bound: the cost of the next layout.
   double at_least(size_t precedence, RowNumbers rows) const {
     const double known = get(key(precedence, rows));
     return known >= 0 ? known : frontier_;
@@ -64,7 +64,7 @@ class PrefixCosts {
   double get(uint64_t key) const;
   void set(uint64_t key, double cost);
   bool is_cut_by(const State& state, size_t precedence) const;
-  // Sets the cost of all prefixes whose columns all fit.
+  // Sets the cost of all prefixes whose columns all fit. Returns true if any prefix fits.
   template <typename Fits>
   bool visit(size_t axis, uint64_t prefix, double cost, const Fits& fits);
 

@@ -55,7 +55,7 @@ std::vector<Operand> operands_of(const OpSchema& schema) {
   return operands;
 }
 
-// Returns the reason for which no decision is legal, and the remedy.
+// Returns the reason why no decision is legal, and the remedy.
 std::string why_there_is_none(const OpSchema& schema) {
   const bool keeps_some =
       std::ranges::find(schema.stays, true) != schema.stays.end() ||
@@ -90,7 +90,7 @@ OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, Choice choi
   return sharding;
 }
 
-// The edit distance (Levenshtein) of `a` and `b`.
+// Returns the edit distance (Levenshtein) of `a` and `b`.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -184,7 +184,7 @@ OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) c
   };
   auto choice = cheapest_by(*costs_on(schema.mesh));
   if (!choice.has_value() &&
-      model_.has_value()) {  // which has no price for some layouts that plans can reach
+      model_.has_value()) {  // the model has no price for some layouts that plans can reach
     CostSource costs(schema.mesh, std::nullopt);
     choice = cheapest_by(costs);
   }

@@ -1,6 +1,6 @@
 // Sharding propagation: from the layouts of an operator's inputs to the layouts of its outputs, and to the
 // redistributions that the inputs need first. Needs no Python and no PyTorch; the caller passes a function
-// that gives the metadata of outputs.
+// that returns the metadata of outputs.
 //
 // PyTorch's counterpart: torch.distributed.tensor._sharding_prop.ShardingPropagator.
 #pragma once
@@ -29,7 +29,7 @@ struct Spec {
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
-// "Spec(f32[8, 4](S(0)))".
+// Returns the metadata and placements: "Spec(f32[8, 4](S(0)))".
 std::string to_string(const Spec& spec);
 
 // A call on tensors of one mesh, with their layouts.
@@ -51,7 +51,7 @@ struct OpSchema {
 // Makes the tensors in schema.written the outputs of the call.
 void add_written_outputs(OpSchema& schema);
 
-// "aten::mm(Spec(f32[8, 4](S(0)R)), Spec(f32[4, 2](RR))) on 2x4".
+// Returns operator, specs and mesh: "aten::mm(Spec(f32[8, 4](S(0)R)), Spec(f32[4, 2](RR))) on 2x4".
 std::string to_string(const OpSchema& schema);
 
 struct OutputSharding {
@@ -62,47 +62,48 @@ struct OutputSharding {
   std::vector<IndexMask> masks;  // new_mask(i) in `outputs` and `inputs` stands for masks[i]
 };
 
-// An operator has no sharding rule.
+// The error for an operator without a sharding rule.
 class NoRuleError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Gives the metadata of the outputs of a call. Throws what the operator throws for its arguments.
+// A function that returns the metadata of a call's outputs. Throws what the operator throws for its
+// arguments.
 using OutputMetas = std::function<std::vector<std::optional<TensorMeta>>(const OpCall&)>;
 
 // Decides shardings. Keeps redistribution costs between calls, but no decisions: the caller caches these.
 // Thread-safe.
 class Propagator {
  public:
-  // `model` prices redistributions; the default is default_alpha_beta() of the mesh.
+  // Prices redistributions with `model`, by default with default_alpha_beta() of the mesh.
   explicit Propagator(OutputMetas output_metas, std::optional<CostModel> model = std::nullopt);
 
-  // The redistribution costs on `mesh`, shared by all decisions.
+  // Returns the redistribution costs on `mesh`, which all decisions share.
   std::shared_ptr<CostSource> costs_on(const Mesh& mesh) const;
   void forget_costs() const;
 
-  // The least-cost decision. Of equals, a decision that moves no input wins, then the first one.
+  // Returns the least-cost decision. Of equals, a decision that moves no input wins, then the first one.
   // Throws NoRuleError, with the operators of the nearest names, if the operator has no rule. Throws
   // std::invalid_argument, with operator, argument and specs, if a row does not match the number of tensors,
   // a placement shards a dim that its tensor does not have, or no decision is legal.
   OutputSharding propagate(const OpSchema& schema) const;
-  // The same with the caller's rows in place of a rule. schema.call.outputs must be filled in.
+  // Returns the same with the caller's rows in place of a rule. schema.call.outputs must be filled in.
   OutputSharding propagate(const OpSchema& schema, const Rows& rows) const;
 
   // Returns true if `sharding` is a legal decision, in any shard order, with which the operator computes
   // correct numbers.
   bool allows(const OpSchema& schema, const Rows& rows, const OutputSharding& sharding) const;
 
-  // Every legal decision with its costs, in the order of the full product of the rows: the last axis varies
-  // fastest.
+  // Returns every legal decision with its costs, in the order of the full product of the rows: the last axis
+  // varies fastest.
   std::vector<OutputSharding> strategies(const OpSchema& schema) const;
   std::vector<OutputSharding> strategies(const OpSchema& schema, const Rows& rows) const;
 
  private:
   static constexpr size_t kMostMeshes = 16;
 
-  // The schema with its outputs, and the rows of its rule. Throws NoRuleError.
+  // Returns the schema with its outputs, and the rows of its rule. Throws NoRuleError.
   std::pair<OpSchema, Rows> with_rule(const OpSchema& schema) const;
 
   OutputMetas output_metas_;
@@ -111,7 +112,7 @@ class Propagator {
   mutable std::vector<std::shared_ptr<CostSource>> costs_;  // most recently used first
 };
 
-// At most five operators with rules whose names are nearest to `op`, nearest first.
+// Returns at most five operators with rules whose names are nearest to `op`, nearest first.
 std::vector<std::string> similar_ops(const std::string& op);
 
 }  // namespace funcol

@@ -5,7 +5,7 @@
 //   size_t num_axes() const;
 //   size_t num_orders() const;                                // shard orders
 //   const std::vector<RowNumber>& rows_of(size_t axis) const; // ascending
-//   // `rows` are those of the first axes. False only if no composition that begins so is legal.
+//   // Returns false only if no composition is legal that begins with `rows`, on the first axes, and `next`.
 //   bool may_follow(RowNumbers rows, RowNumber next) const;
 //
 // The order of the full product: by the row of the first axis, then of the next axis, ..., then by the shard
@@ -65,14 +65,14 @@ class RowProduct {
   std::vector<RowNumber> rows_;
 };
 
-// A lower bound of the cost of all compositions that begin alike; exact if no pricing would raise it.
+// A lower bound of the cost of all compositions with these first rows; exact if no pricing would raise it.
 struct RowBound {
   double cost;
   bool is_exact;
 };
 
 // Best-first search for the cheapest composition. A node has a shard order and the rows of the first axes.
-// Its bound is never above the cost of a composition that begins so. Pricing gives the bounds:
+// Its bound is never above the cost of a composition that begins with these. Pricing gives the bounds:
 //
 //   double at_least(size_t order, RowNumbers rows) const;
 //   // Works on a bound until it is exact or certain to exceed `limit`.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kForeach = "aten::_foreach_";
 
-// The name of the functional form: "aten::add" for "aten::add_". "aten::__xor__" is functional already.
+// Returns the functional form's name: "aten::add" for "aten::add_". "aten::__xor__" is functional already.
 std::string_view functional_name(std::string_view name) {
   return name.ends_with('_') && !name.ends_with("__") ? name.substr(0, name.size() - 1) : name;
 }

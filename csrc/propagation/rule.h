@@ -3,8 +3,8 @@
 // A row is for one mesh axis. It says: if the inputs have these placements, running the operator on each
 // rank's local tensors gives outputs with those placements. Worked case, mm of [m, k] and [k, n]:
 //   R <- R, R     S(0) <- S(0), R     S(1) <- R, S(1)     P <- S(1), S(0)     P <- P, R     P <- R, P
-// Rows of different axes combine freely unless Rows::is_legal forbids it. A row of Replicates alone is always
-// there, and comes first; rules do not list it.
+// Rows of different axes combine freely unless Rows::is_legal forbids it. A row of Replicates alone always
+// exists and comes first; rules do not list it.
 //
 // PyTorch's counterpart: torch.distributed.tensor._ops.single_dim_strategy.
 #pragma once
@@ -41,8 +41,8 @@ struct IndexMask {
   friend bool operator==(const IndexMask&, const IndexMask&) = default;
 };
 
-// The Placement::mask of Rows::masks[number] in a row. Every decision makes a new mask, which its inputs and
-// outputs share. The id is odd, so it differs from the address of any mask.
+// Returns the Placement::mask of Rows::masks[number] in a row. Every decision makes a new mask, which inputs
+// and outputs share. The id is odd, so it differs from the address of any mask.
 constexpr uint64_t new_mask(size_t number) { return 2 * number + 1; }
 
 // In a row, any_mask() stands for every masked partial that a tensor of the call has. All such entries of a
@@ -51,7 +51,7 @@ constexpr uint64_t kAnyMask = 2;  // the address of no mask
 inline Placement any_mask() { return Placement::partial(PartialOp::kSum, kAnyMask); }
 inline bool is_any_mask(const Placement& placement) { return placement.mask == kAnyMask; }
 
-// A placement for each of OpCall::outputs (nothing for an output that is no tensor) and of OpCall::tensors.
+// A placement for each of OpCall::outputs (nullopt for one that is not a tensor) and of OpCall::tensors.
 struct Row {
   std::vector<std::optional<Placement>> outputs;
   std::vector<Placement> inputs;
@@ -99,29 +99,29 @@ struct Rows {
   // rank without indices of a sharded dim.
   bool allows_empty_shards = false;
 
-  // Checks what one axis cannot tell, such as whether sizes divide. Null if all compositions are legal.
+  // Checks what one axis cannot decide, such as whether sizes divide. Null if all compositions are legal.
   std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal = nullptr;
 
   std::vector<IndexMask> masks = {};  // the masks that rows make
 };
 
-// Gives the rows of a call, from its arguments and the metadata of its tensors, but not from layouts. Throws
-// std::invalid_argument for arguments that the operator does not accept.
+// A function that returns the rows of a call, from its arguments and the metadata of its tensors, but not
+// from layouts. Throws std::invalid_argument for arguments that the operator does not accept.
 using Rule = std::function<Rows(const OpCall&)>;
 
-// The rule of the PyTorch operator with this OpCall::op, or nullptr. In-place and out= operators have the
-// rule of their functional form; the engine keeps the tensor that they write to in place.
+// Returns the rule of the PyTorch operator with this OpCall::op, or nullptr. In-place and out= operators have
+// the rule of their functional form; the engine keeps the tensor that they write to in place.
 const Rule* find_rule(std::string_view op);
 
 // Returns true if the operator treats all elements of its tensor lists equally (_foreach_add, _fused_adamw_).
 // Its rule takes an OpCall for one element: a tensor in place of each list, and the outputs of that element.
 bool is_per_element(std::string_view op);
 
-// The names that find_rule() knows, sorted. A name without an overload stands for all overloads, in-place and
-// out= forms and the _foreach_ form: "aten::add" for "aten::add_.Tensor".
+// Returns the names that find_rule() knows, sorted. A name without an overload covers all overloads, in-place
+// and out= forms and the _foreach_ form: "aten::add" for "aten::add_.Tensor".
 std::vector<std::string> ops_with_rules();
 
-// The arguments with sizes of the whole tensors, which have to be replaced by local sizes for the local call.
+// The arguments with sizes of full tensors, which have to be replaced by local sizes for the local call.
 struct LocalSizeArgs {
   std::string_view shape;   // the argument with the shape of output 0, such as view(size); empty if none
   std::string_view stride;  // the argument with its strides, such as new_empty_strided(stride); empty if none
@@ -135,8 +135,7 @@ struct LocalSizeArgs {
   friend bool operator==(const LocalSizeArgs&, const LocalSizeArgs&) = default;
 };
 
-// Returns the arguments of `op` with sizes of full tensors; returns nullopt for operators without such
-// arguments.
+// Returns the arguments of `op` with sizes of full tensors, or nullopt for operators without such arguments.
 std::optional<LocalSizeArgs> local_size_args(std::string_view op);
 
 }  // namespace funcol

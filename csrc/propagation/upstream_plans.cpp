@@ -118,7 +118,7 @@ void UpstreamPlans::add(const Entry& from, size_t axis, size_t place) {
   queue_.push({from.cost + searched, counter_++, state, from.price + priced.cost_us, priced.gb});
 }
 
-// Steps of the last axis that cuts each dim.
+// Adds the steps that gather the last axis that cuts each dim, for strided shards or for plain ones.
 void UpstreamPlans::expand_shards(const Entry& from, bool are_strided) {
   for (int64_t dim = 0; dim < num_dims_; ++dim) {
     const auto [count, last] = cuts(from.state, dim);
@@ -128,7 +128,7 @@ void UpstreamPlans::expand_shards(const Entry& from, bool are_strided) {
   }
 }
 
-// All steps, in PyTorch's order.
+// Adds all steps from a state, in PyTorch's order.
 void UpstreamPlans::expand(const Entry& from) {
   const auto num_shards = static_cast<size_t>(num_dims_);
   for (int64_t dim = 0; dim < num_dims_; ++dim) {

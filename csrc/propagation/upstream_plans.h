@@ -1,5 +1,5 @@
-// The costs of PyTorch's plans where its greedy planner does not serve: from tensors that mesh axes cut in an
-// order of their own, and from or to strided shards that stand for themselves.
+// The costs of PyTorch's plans that its greedy planner cannot make: from tensors with a shard order other
+// than the default one, and from or to strided shards that do not mean a shard order.
 //
 // PyTorch's counterpart: DTensorRedistributePlanner.generate_graph_based_transform_infos.
 #pragma once
@@ -17,18 +17,19 @@
 namespace funcol {
 
 // Dijkstra's algorithm from one layout over PyTorch's single steps, in PyTorch's order, so that of equal
-// paths it finds PyTorch's. A path is found by what its steps cost for the parts that ranks really hold; its
-// price adds up what PyTorch takes for their sizes, where strided shards do not count.
+// paths it finds PyTorch's. The search adds up step costs for the parts that ranks really hold; the price of
+// a path adds up step costs for the sizes that PyTorch assumes, in which strided shards do not count.
 class UpstreamPlans {
  public:
   static constexpr size_t kMostAxes = 8;
 
-  // `targets` are all placements that targets may have. `rings` outlives this. At most kMostAxes axes.
+  // Starts at `source`. `targets` are all placements that targets may have. `rings` must outlive this and has
+  // at most kMostAxes axes.
   UpstreamPlans(const TensorMeta& meta, const Layout& source, std::vector<Placement> targets,
                 const std::vector<RingAxis>& rings);
 
-  // The price of the way to `target` in the default shard order; kImpossible for partials that are made of
-  // shards or of other partials. Searches on until the way is found.
+  // Returns the price of the path to `target` in the default shard order, or kImpossible for partials that
+  // are made of shards or of other partials. Extends the search until it finds the path.
   double cost_to(const std::vector<Placement>& target);
 
  private:
@@ -57,7 +58,7 @@ class UpstreamPlans {
   const Placement& at(const State& state, size_t axis) const { return placements_[state.place.at(axis)]; }
   State state_of(const std::vector<Placement>& placements, const ShardOrder& order) const;
   uint8_t number_of(const Placement& placement) const;
-  // How many axes cut `dim`, and the last of them.
+  // Returns the number of axes that cut `dim`, and the last of them.
   std::pair<uint8_t, size_t> cuts(const State& state, int64_t dim) const;
   State moved(State state, size_t axis, size_t place) const;
   bool may_be_partial(const State& state, size_t axis, const Placement& placement) const;
@@ -65,13 +66,13 @@ class UpstreamPlans {
   void add(const Entry& from, size_t axis, size_t place);
   void expand(const Entry& from);
   void expand_shards(const Entry& from, bool are_strided);
-  // Settles the next state. False if there are no more.
+  // Settles the next state. Returns false if there are no more.
   bool settle();
 
   const int64_t num_dims_;
   const double bytes_;
   const std::vector<RingAxis>& rings_;
-  // Replicate, Shard(0), Shard(1), ..., then what else source and targets have.
+  // Replicate, Shard(0), Shard(1), ..., then the other placements of source and targets.
   std::vector<Placement> placements_;
   std::priority_queue<Entry> queue_;
   std::unordered_map<State, double, StateHash> prices_;  // of settled states

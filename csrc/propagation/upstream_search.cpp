@@ -11,7 +11,7 @@
 namespace funcol {
 namespace {
 
-// The classes of Python that PyTorch tells apart: Partial, _MaskPartial and _NormPartial.
+// Returns the class of a partial, as PyTorch distinguishes: Partial, _MaskPartial or _NormPartial.
 std::array<bool, 2> class_of(const Placement& partial) { return {partial.mask != 0, partial.is_norm()}; }
 
 bool mixes_upstream(const Placement& a, const Placement& b) {
@@ -52,7 +52,7 @@ class UpstreamCompositions {
     return false;
   }
 
-  // The space of row_search.h. PyTorch's compositions have the default shard order.
+  // Implements the space of row_search.h. PyTorch's compositions have the default shard order.
   size_t num_axes() const { return question_.mesh.sizes.size(); }
   static size_t num_orders() { return 1; }
   const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
@@ -193,7 +193,7 @@ class UpstreamCosts {
     }
   }
 
-  // Never above the sum of a composition with these rows: rounding keeps the order of sums.
+  // Returns a lower bound of the sum of a composition with these rows: rounding keeps the order of sums.
   double at_least(size_t /*order*/, RowNumbers rows) const {
     double sum = 0;
     for (const auto prices : prices_of_) {
@@ -202,7 +202,7 @@ class UpstreamCosts {
     return sum;
   }
 
-  // All bounds are exact.
+  // Returns `bound`, since all bounds are exact.
   static RowBound sharpened(size_t /*order*/, RowNumbers /*rows*/, double bound, double /*limit*/) {
     return {bound, true};
   }
@@ -239,7 +239,7 @@ class Search {
   }
 
  private:
-  // Most calls move nothing, and need no costs.
+  // Returns the costs, made on first use: most calls move nothing and need no costs.
   const UpstreamCosts& costs() {
     if (!costs_) {
       costs_.emplace(question_, compositions_);

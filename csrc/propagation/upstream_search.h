@@ -1,10 +1,9 @@
 // PyTorch's choice among the compositions of the rows that its own rule gives for one mesh axis.
 //
-// composition_search.h chooses for funcol; this file chooses as a program finds it without funcol, tie for
-// tie. PyTorch lists the full product of the rows, prices every composition and takes one; here a search
-// finds the same one. PyTorch's counterparts: expand_to_full_mesh_op_strategy
-// (torch.distributed.tensor._ops.utils) and _select_min_cost_strategy
-// (torch.distributed.tensor._sharding_prop).
+// composition_search.h makes funcol's choice; this file makes the choice of stock PyTorch, tie for tie.
+// PyTorch lists the full product of the rows, prices every composition and takes one; here a search finds the
+// same one. PyTorch's counterparts: expand_to_full_mesh_op_strategy (torch.distributed.tensor._ops.utils) and
+// _select_min_cost_strategy (torch.distributed.tensor._sharding_prop).
 //
 // Worked case, add of two f32[8, 8] on one axis of 2 ranks, "S0" and "P(sum)", rows R <- R,R; S0 <- S0,S0;
 // S1 <- S1,S1; P <- P,P. The second row costs a reduce_scatter of the second tensor, the third an exchange
@@ -22,13 +21,13 @@
 
 namespace funcol {
 
-// A tensor of the call: a positional one, or a keyword tensor, those of out= among them.
+// A positional or keyword tensor of the call, including the tensors of out=.
 struct UpstreamOperand {
   TensorMeta meta;
   Layout source;
-  bool strided_as_order = false;  // strided shards of the source stand for a shard order
-  bool is_positional = true;      // moves of keyword tensors are priced, but a tie does not ask for them
-  bool is_elsewhere = false;      // on another mesh: it stays, whatever the rows say
+  bool strided_as_order = false;  // strided shards of the source mean a shard order
+  bool is_positional = true;      // moves of keyword tensors are priced, but do not break ties
+  bool is_elsewhere = false;      // on another mesh: never moves, whatever the rows say
 };
 
 struct UpstreamQuestion {
@@ -36,18 +35,18 @@ struct UpstreamQuestion {
   std::vector<UpstreamOperand> operands;  // in the order of Row::inputs
   size_t num_outputs = 0;
 
-  // The rows in the order of the rule. Where none is all Replicate, that row is added in front.
+  // The rows in the order of the rule. If no row is all Replicate, that row is added in front.
   std::vector<Row> rows;
-  // The split factors for which a row with any_shard() stands, in PyTorch's order. Without any, no tensor of
-  // the call is sharded, and such rows stand for nothing.
+  // The split factors that a row with any_shard() expands to, in PyTorch's order. If empty, no tensor of the
+  // call is sharded, and such rows are dropped.
   std::vector<int64_t> split_factors;
-  bool strided_as_order = false;  // strided shards in rows stand for a shard order
-  // Outputs without a tensor, such as gradients that were not asked for.
+  bool strided_as_order = false;  // strided shards in rows mean a shard order
+  // Outputs without a tensor, such as gradients that were not requested.
   std::vector<bool> lacks_output;
-  // Operands that keep their placements may leave ranks without elements.
+  // True if operands that keep their placements may leave ranks without elements.
   bool allows_uneven = false;
 
-  bool is_in_place = false;  // the first operand stays, and the first output is held as it is
+  bool is_in_place = false;  // the first operand stays, and the first output has its placements
   std::vector<std::optional<std::vector<Placement>>> required;  // of outputs given by out=; may be short
   // True to prefer a composition without moves among those that cost nothing. PyTorch prefers one for an
   // operator on tensors, but not for the elements of lists.
@@ -77,8 +76,8 @@ struct UpstreamChoice {
 // 2. else the first one of the least total cost, summed in the order of the operands. If all are impossible,
 //    the first one.
 //
-// row_search.h searches. The bound of a node adds up the least costs of each operand's layouts that begin so.
-// Sums are rounded as PyTorch's, so that ties are PyTorch's ties.
+// row_search.h searches. The bound of a node adds up the least cost of each operand's layouts that begin with
+// its rows. Sums are rounded like PyTorch's, so that ties are PyTorch's ties.
 std::optional<UpstreamChoice> upstream_choice(const UpstreamQuestion& question);
 
 }  // namespace funcol

@@ -19,11 +19,11 @@ bool is_reshape(std::string_view op) {
   return op == "aten::view" || op == "aten::_unsafe_view" || op == "aten::reshape" || op == "aten::view_copy";
 }
 
-// Returns true for a reshape whose input PyTorch never redistributes, but makes strided shards.
+// Returns true for a reshape whose input PyTorch never redistributes; it makes strided shards instead.
 bool is_strict(std::string_view op) { return op == "aten::view" || op == "aten::_unsafe_view"; }
 
-// For each dim of the input, the dim of the result that holds its shards, where every rank's part of the
-// input becomes that of the result.
+// Maps each dim of the input to the dim of the result that holds its shards, if every rank's part of the
+// input becomes its part of the result.
 DimMap reshaped_dims(const std::vector<DimGroup>& groups, size_t num_dims, const Shape& to) {
   DimMap map(num_dims);
   for (const auto& group : groups) {
@@ -72,10 +72,10 @@ std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const 
   return std::nullopt;
 }
 
-// Finds the placements of the result, axis by axis.
+// The placements of the result, found axis by axis.
 class ViewedShards {
  public:
-  // `groups` are those of a reshape, else empty. All arguments outlive this.
+  // Keeps references to its arguments, which must outlive this. `groups` are those of a reshape, else empty.
   ViewedShards(const Shape& from, const Shape& to, const DimMap& map, const std::vector<DimGroup>& groups,
                const Layout& layout, const Mesh& mesh, bool makes_strided)
       : from_(from),
@@ -118,7 +118,8 @@ class ViewedShards {
     return Placement::shard(*target);
   }
 
-  // A dim that is flattened after others: its shards are pieces that are repeated for each index of those.
+  // Returns the placement of a dim flattened after others: shards are pieces repeated for each index of
+  // those.
   std::optional<Placement> flattened_shard(int64_t dim) const {
     const auto* const group = group_of(dim);
     if (!makes_strided_ || group == nullptr || group->to.size() != 1 ||
@@ -137,7 +138,7 @@ class ViewedShards {
     return num_pieces == 1 ? std::nullopt : std::optional(Placement::shard(group->to[0], num_pieces));
   }
 
-  // The pieces of a strided shard are those of a dim that is split off, or stay as they are.
+  // Returns the placement of a strided shard: its pieces become a dim that is split off, or stay as they are.
   std::optional<Placement> strided_shard(size_t axis) const {
     const auto& shard = layout_.placements[axis];
     const auto target = map_.at(shard.dim);

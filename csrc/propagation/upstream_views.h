@@ -1,4 +1,4 @@
-// PyTorch's rule of the whole mesh for views, where it leaves the input as it is.
+// PyTorch's rule for views on all mesh axes, for inputs that it leaves as they are.
 //
 // PyTorch's counterpart: propagate_shape_and_sharding (torch.distributed.tensor._ops._view_ops).
 #pragma once
@@ -13,8 +13,8 @@
 namespace funcol {
 
 // Returns the placements of the result of a view whose input stays as it is. Returns nullopt for an operator
-// that is no view, and unless each sharded dim keeps its size or is cut evenly, before and after. A dim that
-// is flattened after others has strided shards, which become plain ones where the dims are split again.
+// that is not a view, and unless each sharded dim keeps its size or is cut evenly, before and after. A dim
+// that is flattened after others has strided shards, which become plain ones where the dims are split again.
 //
 //   f32[8, 6] "S0", view to [2, 4, 6] on 2 ranks:     "S0"
 //   f32[8, 6] "S1", view to [48] on 2 ranks:          "_S(0, 8)"

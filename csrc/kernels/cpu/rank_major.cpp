@@ -78,11 +78,11 @@ class RowMover {
   }
 
  private:
-  // A block gives long streams and still fits a cache, which keeps the lines that several strips share.
+  // The size of a block: long streams, which fit a cache that keeps the lines shared by several strips.
   static constexpr int64_t kBlockBytes = int64_t{256} * 1024;
 
-  // Strips have at most 8 ranks: the streams are often a large power of two apart, and more streams than a
-  // cache set has ways would evict each other.
+  // Moves a block in strips of at most 8 ranks: the streams are often a large power of two apart, and more
+  // streams than a cache set has ways would evict each other.
   void move_block(Range ranks, Range outers) const {
     int64_t rank = ranks.begin;
     for (; rank + 8 <= ranks.end; rank += 8) {
@@ -126,7 +126,7 @@ class RowMover {
 };
 
 // Copies the rows [begin, end), counted in tensor order, as rectangles of outer indices and ranks: the rest
-// of the first outer index, whole outer indices, the start of the last one.
+// of the first outer index, complete outer indices, the start of the last one.
 template <Change kChange, typename Row>
 void move_rows(const void* in, void* out, const ShardShape& shape, Row row, int64_t begin, int64_t end) {
   const RowMover<kChange, Row> mover(in, out, shape, row);

@@ -38,7 +38,7 @@ struct FillRandom {
     const RandomKey key{static_cast<uint64_t>(*seed), 0};
     const int64_t end = first + kNum < numel ? first + kNum : numel;
     T block[Values::kNum];
-    int64_t held = -1;  // the number of the block that `block` has
+    int64_t held = -1;  // the number of the block in `block`
     for (int64_t i = first; i < end; ++i) {
       int64_t local = box.local;
       int64_t full = box.full;

@@ -6,7 +6,7 @@ namespace {
 
 int exchange_capture_mode(int mode) {
   auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
-  // Fails without a driver, where no graph is captured either.
+  // The call fails without a driver, but then no graph is captured either.
   const char* const error = error_text(cudaThreadExchangeStreamCaptureMode(&exchanged));
   return error == nullptr ? static_cast<int>(exchanged) : mode;
 }

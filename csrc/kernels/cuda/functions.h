@@ -15,8 +15,8 @@ template <typename T>
 const char* fill_random(T* out, const RandomNumbers& numbers, const int64_t* seed, const RandomBox& box,
                         void* stream);
 
-// Null for cudaSuccess. Who gets the text has the error: it is not left in the thread's last error, which
-// PyTorch, whose runtime this is, would take for its own.
+// Returns the text of `error`, or null for cudaSuccess. Clears the thread's last error: PyTorch shares this
+// runtime and would report the error as its own.
 inline const char* error_text(cudaError_t error) {
   if (error == cudaSuccess) {
     return nullptr;

@@ -12,7 +12,7 @@ namespace funcol::kernels::cuda {
 
 constexpr int kThreads = 256;
 
-// Neighbouring threads have neighbouring indexes.
+// Calls `body` with each index. Neighboring threads take neighboring indexes.
 template <typename Body>
 __global__ void __launch_bounds__(kThreads) run(const Body body) {
   using Index = typename Body::Index;

@@ -52,7 +52,7 @@ struct MoveBoxes {
   FUNCOL_HOST_DEVICE Index count() const { return boxes[num_boxes - 1].end; }
 
   FUNCOL_HOST_DEVICE void operator()(Index index) const {
-    // The first box that ends behind the index.
+    // The first box that ends after the index.
     uint32_t low = 0;
     for (uint32_t high = num_boxes - 1; low < high;) {
       const uint32_t middle = (low + high) / 2;

@@ -41,7 +41,7 @@ struct Divider<uint32_t> {
   }
 };
 
-// Reads what nobody writes meanwhile: on the device by way of the read-only cache.
+// Reads memory that no thread writes meanwhile, on the device through the read-only cache.
 template <typename Vector>
 FUNCOL_HOST_DEVICE Vector load(const Vector* from) {
 #ifdef __CUDA_ARCH__

@@ -7,9 +7,9 @@
 namespace funcol::kernels::cuda {
 namespace {
 
-// Threads follow tensor order for merges and splits alike: a warp then touches one run of the tensor and one
-// run a rank, however short the rows are. In rank-major order short rows would scatter a warp over the
-// tensor.
+// Launches a copy whose threads follow tensor order, for merges and for splits: a warp then touches one run
+// of the tensor and one run per rank, however short the rows are. In rank-major order, short rows would
+// scatter a warp over the tensor.
 template <Change kChange, typename Vector>
 const char* launch_as(const void* in, void* out, const ShardShape& shape, cudaStream_t stream) {
   if (shape.num_bytes() / int64_t{sizeof(Vector)} <= std::numeric_limits<int32_t>::max()) {

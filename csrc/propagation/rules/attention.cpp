@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kHeads = 1;
 constexpr int64_t kNumDims = 4;
 
-// The summand of the scores; null if there is none. It may be broadcast to batches and heads.
+// Returns the summand of the scores, which may be broadcast to batches and heads; null if there is none.
 const TensorMeta* score_bias(const OpCall& call) {
   for (const auto* name : {"attn_bias", "attn_mask"}) {
     if (has_tensor(call, name)) {
@@ -18,7 +18,7 @@ const TensorMeta* score_bias(const OpCall& call) {
   return nullptr;
 }
 
-// The placements of a call's inputs when `dim` is sharded.
+// Returns the placements of a call's inputs if `dim` is sharded.
 std::vector<Placement> attention_inputs(const OpCall& call, int64_t dim) {
   const auto shard = any_shard(dim);
   const auto* bias = score_bias(call);
@@ -34,7 +34,8 @@ std::vector<Placement> attention_inputs(const OpCall& call, int64_t dim) {
                                              {"attn_mask", of_bias}});
 }
 
-// Groups of query heads may share a key head. With even shards every rank has the keys of its queries.
+// Returns true if every rank has the keys of its queries. Groups of query heads may share a key head; even
+// shards keep these groups on one rank.
 bool keeps_groups_of_heads(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const size_t query = call.arg("query").tensor();
   const size_t key = call.arg("key").tensor();
@@ -44,7 +45,7 @@ bool keeps_groups_of_heads(const OpCall& call, const Composition& composition, c
                                    is_cut_evenly(composition.inputs[key], mesh, kHeads, num_keys));
 }
 
-// The outputs are the result, its log-sum-exp, random states, and last the debug mask if it is returned.
+// Returns the rows for the outputs: the result, its log-sum-exp, random states, and last any debug mask.
 Rows attention(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : {int64_t{0}, kHeads}) {
@@ -59,7 +60,7 @@ Rows attention(const OpCall& call) {
   return rows.refusing_empty_shards(keeps_groups_of_heads);
 }
 
-// The outputs are the gradients of query, key and value, and of some operators that of the bias.
+// Returns the rows for the outputs: the gradients of query, key, value and, in some operators, of the bias.
 Rows attention_backward(const OpCall& call) {
   RowList rows(call);
   const auto* bias = score_bias(call);

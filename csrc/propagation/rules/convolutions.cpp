@@ -23,7 +23,7 @@ bool has_whole_windows(const OpCall& call, const Composition& composition, const
          (shape[last] % stride == 0 && is_cut_evenly(layout, mesh, last, shape[last] / stride));
 }
 
-// The batch, and the last dim if windows do not overlap there.
+// Returns the batch dim, and the last dim if windows do not overlap there.
 std::vector<int64_t> dims_to_shard(const OpCall& call) {
   const int64_t last = call.tensor("input").num_dims() - 1;
   return has_disjoint_windows(call) ? std::vector<int64_t>{0, last} : std::vector<int64_t>{0};

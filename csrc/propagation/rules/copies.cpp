@@ -45,21 +45,21 @@ void cast(const OpCall& call, RowList& rows) {
   add_partials_cast(rows, call.tensors.at(0).dtype, first_output(call).dtype);
 }
 
-// copy(self, src): the elements of self do not matter, but its dtype is the result's.
+// Adds the partials of copy(self, src). Elements of self do not matter, but its dtype is the result's.
 void overwritten(const OpCall& call, RowList& rows) {
   add_partials_cast(rows, call.tensors.at(1).dtype, call.tensors[0].dtype);
 }
 
 void all_partials(const OpCall&, RowList& rows) { rows.add_partials(kAllPartialOps); }
 
-// Elements of the result do not come from self: every rank has the whole result, also of a partial self.
+// Adds rows for elements that do not come from self: every rank has the full result, even of a partial self.
 void constant_like(const OpCall&, RowList& rows) {
   for (const auto op : kAllPartialOps) {
     rows.add(replicate(), {{"self", partial(op)}});
   }
 }
 
-// new_empty(self, size) and similar operators. A result that nobody has written yet may have any placement.
+// Returns the rule of new_empty(self, size) and similar operators. Unwritten results may have any placement.
 Rule made_of_size(bool is_written) {
   return [is_written](const OpCall& call) {
     RowList rows(call);
@@ -82,7 +82,7 @@ bool has_whole_elements(const OpCall& call, const Composition& composition, cons
          is_cut_evenly(composition.inputs[0], mesh, last, first_output(call).shape[last]);
 }
 
-// view.dtype: the bytes of a row are read as another dtype. Only the last dim changes its size.
+// Returns the rows of view.dtype, which reads bytes of a row as another dtype. Only the last dim is resized.
 Rows reinterpreted(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensors.at(0);
@@ -93,7 +93,7 @@ Rows reinterpreted(const OpCall& call) {
   return rows.allowing_empty_shards(first_output(call).shape == self.shape ? nullptr : has_whole_elements);
 }
 
-// Every rank writes found_inf for its own elements; the caller reduces it.
+// Returns rows in which each rank writes found_inf for its own elements; the caller reduces found_inf.
 Rows unscaled(const OpCall& call) {
   RowList rows(call);
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
@@ -106,7 +106,7 @@ Rows unscaled(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// eye(n, m): a shard does not know where the diagonal is.
+// Returns no rows for eye(n, m): a shard does not know where the diagonal is.
 Rows identity(const OpCall&) { return {}; }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace funcol {
 namespace {
 
-// The dim of a tensor that is broadcast to dim `dim` of `num_dims`; negative if it lacks the dim.
+// Returns the dim of a tensor that is broadcast to dim `dim` of `num_dims`; negative if the tensor lacks it.
 int64_t own_dim(const TensorMeta& meta, int64_t dim, int64_t num_dims) {
   return dim - (num_dims - meta.num_dims());
 }

@@ -10,39 +10,39 @@
 
 namespace funcol {
 
-// For each dim of a call's first tensor its dim in the result; nothing for a dim that cannot be sharded.
+// The dim in the result of each dim of a call's first tensor; nullopt for a dim that cannot be sharded.
 using DimMap = std::vector<std::optional<int64_t>>;
 using MakeDimMap = DimMap (*)(const OpCall&);
 
 DimMap same_dims(int64_t num_dims);
-// All dims but `removed`; later dims close up.
+// Maps all dims but `removed`; later dims close up.
 DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed);
-// All dims where they are. Every rank needs the whole of the dims in `whole`.
+// Maps all dims to themselves, except those in `whole`, which every rank needs in full.
 DimMap whole_dims(int64_t num_dims, const std::vector<int64_t>& whole);
 
-// The dims of the call's first tensor that an argument names, counted from 0.
+// Returns the dims of the call's first tensor that an argument names, counted from 0.
 std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name);
 
-// Maps of the call's first tensor by the arguments "dim", or "dim1" and "dim2".
+// Maps the dims of the call's first tensor by the arguments "dim", or "dim1" and "dim2".
 DimMap without_dim(const OpCall& call);
 DimMap with_whole_dim(const OpCall& call);
 DimMap with_inserted_dim(const OpCall& call);
 DimMap without_diagonal_dims(const OpCall& call);
 
-// Adds a row for each dim that stays: all inputs are sharded along it, or this argument alone.
+// Adds a row for each dim that the map keeps: all inputs are sharded along it, or `argument` alone.
 void add_mapped_dims(RowList& rows, const DimMap& map);
 void add_mapped_dims(RowList& rows, const DimMap& map, std::string_view argument);
-// Adds a row for each dim of the result that all inputs have, as long as the first input has it: all outputs
+// Adds a row for each dim of the result that all inputs have with the size of the first input: all outputs
 // and inputs are sharded along it.
 void add_dims_alike(RowList& rows, const DimMap& map);
 
-// The shape to which these tensors of the call are broadcast.
+// Returns the shape to which these tensors of the call are broadcast.
 std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_t>& tensors);
 
-// The placement of a tensor that is broadcast to `num_dims` dims, of which `dim` is sharded. A tensor that
-// lacks the dim, or has another size there, is replicated.
+// Returns the placement of a tensor that is broadcast to `num_dims` dims, of which `dim` is sharded. A tensor
+// that lacks the dim, or has another size there, is replicated.
 Placement broadcast_shard(const TensorMeta& meta, int64_t dim, int64_t num_dims, int64_t size);
-// The same, if only tensors of size 1 have another size.
+// Returns the same; the only other size that a tensor may have there is 1.
 Placement broadcast_shard(const TensorMeta& meta, int64_t dim, int64_t num_dims);
 
 }  // namespace funcol

@@ -6,18 +6,18 @@
 namespace funcol::embedding_rules {
 namespace {
 
-// Masked indices pick row 0, so every rank needs a row.
+// Returns true if every rank has a row of the table: masked indices pick row 0.
 bool all_have_rows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const size_t table = call.arg("weight").tensor();
   return leaves_none_empty(composition.inputs[table], mesh, 0, call.tensors[table].shape.at(0));
 }
 
-// embedding(weight[v, n], indices[*]) -> [*, n]
+// Returns the rows of embedding(weight[v, n], indices[*]) -> [*, n].
 Rows embedding(const OpCall& call) {
   RowList rows(call);
   const int64_t num_dims = call.tensor("indices").num_dims();
   rows.add(any_shard(num_dims), {{"weight", any_shard(1)}});
-  // Only of a plain Shard the rank holds rows with consecutive numbers.
+  // Only with a plain Shard does a rank hold rows with consecutive numbers.
   rows.add(masked(0), {{"weight", Placement::shard(0)}, {"indices", masked(0)}});
   for (int64_t dim = 0; dim < num_dims; ++dim) {
     rows.add_alike(any_shard(dim), {"indices"});
@@ -28,8 +28,8 @@ Rows embedding(const OpCall& call) {
   return result;
 }
 
-// embedding_dense_backward(grad_output, indices, num_weights, ...): the gradient of a row is the sum over the
-// indices that picked it. With scale_grad_by_freq it is divided by their number, which only all indices show.
+// Returns the rows of embedding_dense_backward(grad_output, indices, num_weights, ...). The gradient of a row
+// is the sum over the indices that picked it; scale_grad_by_freq divides it by their number over all ranks.
 Rows embedding_backward(const OpCall& call) {
   RowList rows(call);
   const int64_t last = call.tensor("grad_output").num_dims() - 1;

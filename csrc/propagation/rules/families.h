@@ -9,7 +9,7 @@
 
 namespace funcol {
 
-// Finds names without copying them.
+// A hash with which maps find names without copying them.
 struct NameHash {
   using is_transparent = void;
   size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }

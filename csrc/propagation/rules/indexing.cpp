@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kUnknownSize = -1;
 
 // The dims of an index.Tensor or index_put call. The elements that it reads or writes have the dims to which
-// the indices are broadcast, in place of the indexed dims if these are neighbours, else in front.
+// the indices are broadcast, in place of the indexed dims if these are neighbors, else in front.
 struct Indexing {
   std::vector<size_t> indices;        // their numbers among the call's tensors
   std::vector<int64_t> indexed_dims;  // of self
@@ -29,7 +29,7 @@ struct Indexing {
 
 bool is_mask(const TensorMeta& index) { return index.dtype == Dtype::kBool || index.dtype == Dtype::kUInt8; }
 
-// The shape to which indices are broadcast. How many indices a mask stands for is not known beforehand.
+// Returns the shape to which indices are broadcast. The number of indices in a mask is not known in advance.
 std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t>& indices) {
   std::vector<size_t> tensors;
   std::ranges::copy_if(indices, std::back_inserter(tensors),
@@ -78,7 +78,7 @@ std::optional<Indexing> indexing_of(const OpCall& call) {
   return indexing;
 }
 
-// Rows for the dims of self that are not indexed, and for the dims to which the indices are broadcast.
+// Adds rows for the dims of self that are not indexed, and for the dims to which indices are broadcast.
 void add_indexed_dims(const OpCall& call, RowList& rows, const Indexing& indexing) {
   add_mapped_dims(rows, indexing.map, "self");
   const auto& shape = indexing.index_shape;
@@ -102,7 +102,7 @@ Rows index(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// index_put(self, indices, values, accumulate): values are broadcast to the shape that index would read.
+// Returns the rows of index_put(self, indices, values, accumulate): values broadcast to what index reads.
 Rows index_put(const OpCall& call) {
   const auto indexing = indexing_of(call);
   if (!indexing) {
@@ -130,7 +130,7 @@ Rows index_put(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// index_select(self, dim, index)
+// Returns the rows of index_select(self, dim, index).
 Rows index_select(const OpCall& call) {
   RowList rows(call);
   const int64_t indexed = dim_argument(call, "dim");
@@ -145,7 +145,7 @@ Rows index_select(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// Masked indices pick element 0 of the dim, so every rank needs an element.
+// Returns true if every rank has an element of the dim: masked indices pick element 0.
 bool all_have_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& self = call.tensor("self");
   if (self.num_dims() == 0) {
@@ -155,7 +155,8 @@ bool all_have_elements(const OpCall& call, const Composition& composition, const
   return leaves_none_empty(composition.inputs[call.arg("self").tensor()], mesh, dim, self.shape[dim]);
 }
 
-// gather(self, dim, index): with dim 0, result[i][j] is self[index[i][j]][j]. The index may be shorter.
+// Returns the rows of gather(self, dim, index). With dim 0, result[i][j] is self[index[i][j]][j]. The index
+// may be shorter.
 Rows gather(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensor("self");
@@ -210,7 +211,7 @@ Rows index_add(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// scatter(self, dim, index, src)
+// Returns the rows of scatter(self, dim, index, src).
 Rows scatter(const OpCall& call) {
   RowList rows(call);
   add_dims_alike(rows, with_whole_dim(call));
@@ -224,8 +225,8 @@ Rows scatter_add(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// bucketize(self, boundaries): the number of boundaries below an element. Numbers of shards of the boundaries
-// add up, and larger elements have larger numbers.
+// Returns the rows of bucketize(self, boundaries), which counts the boundaries below an element. Counts for
+// shards of the boundaries add up, and larger elements have larger counts.
 Rows bucketize(const OpCall& call) {
   RowList rows(call);
   if (!has_tensor(call, "self")) {

@@ -7,7 +7,7 @@
 namespace funcol::joining_rules {
 namespace {
 
-// cat() skips vectors without elements, whatever dims the other tensors have.
+// Returns true for vectors without elements, which cat() skips whatever dims the other tensors have.
 bool is_skipped(const TensorMeta& meta) { return meta.shape == std::vector<int64_t>{0}; }
 
 Rows cat(const OpCall& call) {
@@ -40,7 +40,7 @@ Rows stack(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// A tensor `src` is written over elements of self. The map gives the dims of self in `src`.
+// Returns the rule of an operator that writes `src` into self. The map gives the dims of self in `src`.
 Rule put_into_self(MakeDimMap map_to_source) {
   return [map_to_source](const OpCall& call) {
     RowList rows(call);
@@ -56,7 +56,7 @@ Rule put_into_self(MakeDimMap map_to_source) {
   };
 }
 
-// constant_pad_nd(self, pad, value): pad lists the sizes in front of and behind dims, the last dim first.
+// Returns the rows of constant_pad_nd(self, pad, value). `pad` lists sizes before and after dims, last first.
 Rows pad(const OpCall& call) {
   RowList rows(call);
   const auto amounts = call.arg("pad").integers();
@@ -77,7 +77,7 @@ Rows pad(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// Every rank compares its shards.
+// Returns rows in which every rank compares its shards.
 Rows equal(const OpCall& call) {
   RowList rows(call);
   if (call.tensors.at(0).shape == call.tensors.at(1).shape) {

@@ -32,7 +32,7 @@ bool have_one_batch(const OpCall& call, std::string_view vectors) {
   return true;
 }
 
-// An output that was not asked for has no elements and no batch.
+// Returns the placement of an output. One that was not requested has no elements and no batch.
 Placement output_shard(const std::optional<TensorMeta>& meta, int64_t dim, int64_t size) {
   return meta && dim < meta->num_dims() && meta->shape[dim] == size ? any_shard(dim) : replicate();
 }
@@ -68,7 +68,7 @@ Rule batched(const Solver& solver = {}) {
   return [solver](const OpCall& call) { return solved(call, solver); };
 }
 
-// linalg_solve(A, B): B is a batch of vectors if it has the shape of A without the last dim.
+// Returns the rows of linalg_solve(A, B). B is a batch of vectors if it has A's shape without the last dim.
 Rows solve(const OpCall& call) {
   const auto& a = call.tensor("A");
   const auto& b = call.tensor("B");
@@ -76,7 +76,8 @@ Rows solve(const OpCall& call) {
   return solved(call, {.vectors = has_vectors ? "B" : "", .linear_in = "B"});
 }
 
-// linalg_solve_triangular(A, B): batches are broadcast. More rows shard batch dims of B where A has none.
+// Returns the rows of linalg_solve_triangular(A, B), which broadcasts batches. More rows shard batch dims of
+// B that A lacks or has in size 1.
 Rows solve_triangular(const OpCall& call) {
   RowList rows(call);
   add_solver_rows(call, rows, {.vectors = {}, .linear_in = "B"});
@@ -92,7 +93,7 @@ Rows solve_triangular(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// linalg_pinv(self, atol, rtol): no rows if each matrix has a tolerance of its own.
+// Returns the rows of linalg_pinv(self, atol, rtol), none if each matrix has a tolerance of its own.
 Rows pseudo_inverse(const OpCall& call) {
   RowList rows(call);
   for (size_t i = 1; i < call.tensors.size(); ++i) {
@@ -106,7 +107,7 @@ Rows pseudo_inverse(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// Every rank checks its shard.
+// Returns rows in which every rank checks its shard.
 Rows checked(const OpCall& call) {
   RowList rows(call);
   add_mapped_dims(rows, same_dims(num_dims(call)));

@@ -11,10 +11,10 @@ constexpr int64_t kNone = 0;
 constexpr int64_t kMean = 1;
 constexpr int64_t kSum = 2;
 
-// The dim of the classes, which every rank needs whole. The target has no such dim.
+// Returns the dim of the classes, which every rank needs in full. The target has no such dim.
 int64_t class_dim(const TensorMeta& self) { return self.num_dims() >= 2 ? 1 : 0; }
 
-// The dims of self outside of the classes, and where they are in the target.
+// Returns the shards of self along dims other than the classes, each with its shard of the target.
 std::vector<std::pair<Placement, Placement>> shards_of_self_and_target(const TensorMeta& self) {
   std::vector<std::pair<Placement, Placement>> shards;
   for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
@@ -25,7 +25,7 @@ std::vector<std::pair<Placement, Placement>> shards_of_self_and_target(const Ten
   return shards;
 }
 
-// (output, total_weight) of nll_loss(self, target, weight, reduction).
+// Returns the rows of nll_loss(self, target, weight, reduction) -> (output, total_weight).
 Rows nll_loss(const OpCall& call) {
   RowList rows(call);
   const int64_t reduction = call.arg("reduction").integer();
@@ -40,7 +40,7 @@ Rows nll_loss(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// Only the gradient of a mean reads the total weight. Else the total weight may stay partial.
+// Returns the rows of the gradient. Only that of a mean reads the total weight, which else may stay partial.
 Rows nll_loss_backward(const OpCall& call) {
   RowList rows(call);
   const int64_t reduction = call.arg("reduction").integer();
@@ -76,8 +76,8 @@ bool all_cut_evenly(const OpCall& call, const Composition& composition, const Me
   return true;
 }
 
-// mse_loss(self, target, reduction) and similar losses. The mean is the average of the ranks' means if all
-// ranks have equally many elements.
+// Returns the rows of mse_loss(self, target, reduction) and similar losses. The mean is the average of the
+// ranks' means if all ranks have equally many elements.
 Rows elementwise_loss(const OpCall& call) {
   RowList rows(call);
   add_broadcast_rows(call, rows);
@@ -91,7 +91,8 @@ Rows elementwise_loss(const OpCall& call) {
   return result;
 }
 
-// The gradient of a mean is divided by the number of elements, so the operator has to see all elements.
+// Returns the rows of the gradient. A mean divides it by the number of elements, so the operator must see
+// all.
 Rows elementwise_loss_backward(const OpCall& call) {
   RowList rows(call);
   if (call.arg("reduction").integer() != kMean) {

@@ -22,7 +22,7 @@ std::optional<int64_t> place_of(char letter, const std::string& letters) {
 // A row: the placement of the output, and those of the inputs.
 using ContractionRow = std::pair<Placement, std::vector<Placement>>;
 
-// A row that shards each letter, without the letters of `whole`; then rows with one partial input each.
+// Returns a row for each letter to shard, all but those of `whole`; then rows with one partial input each.
 std::vector<ContractionRow> contraction_rows(const Contraction& contraction, const std::string& whole = "") {
   std::string letters = contraction.output;
   for (const auto& input : contraction.inputs) {
@@ -67,13 +67,13 @@ Rule contraction(const Contraction& contraction) {
   return [contraction](const OpCall& call) { return contracted(call, contraction); };
 }
 
-// The placement of a summand that is broadcast to the result.
+// Returns the placement of a summand that is broadcast to the result.
 Placement summand_placement(const TensorMeta& summand, const Placement& result, int64_t num_dims) {
   return result.is_shard() ? broadcast_shard(summand, result.dim, num_dims) : result;
 }
 
-// beta * summand + alpha * contraction. The summand of a partial sum is a partial sum. The summand of a
-// partial average is one too, or is replicated.
+// Returns the rows of beta * summand + alpha * contraction. The summand of a partial sum is a partial sum.
+// The summand of a partial average is a partial average, or is replicated.
 Rows contracted_onto(const OpCall& call, const Contraction& contraction, size_t summand_number) {
   RowList rows(call);
   const auto& summand = call.tensors.at(summand_number);
@@ -95,7 +95,7 @@ Rule contraction_onto_self(const Contraction& contraction) {
   return [contraction](const OpCall& call) { return contracted_onto(call, contraction, 0); };
 }
 
-// linear(input, weight, bias): input[*, k] weight[n, k], or weight[k].
+// Returns the rows of linear(input, weight, bias): input[*, k] weight[n, k], or weight[k].
 Rows linear_layer(const OpCall& call) {
   const auto& input = call.tensor("input");
   std::string batch;
@@ -150,7 +150,7 @@ bool scales_follow(const OpCall& call, const Composition& composition, const Mes
                        mesh);
 }
 
-// _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result)
+// Returns the rows of _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result).
 Rows scaled_mm(const OpCall& call) {
   RowList rows(call);
   const bool has_bias = has_tensor(call, "bias");
@@ -173,8 +173,8 @@ Rows scaled_mm(const OpCall& call) {
   return rows.refusing_empty_shards(scales_follow);
 }
 
-// The rows of a row-major matrix, and the columns of a column-major one, have to begin at multiples of 16
-// bytes. If they are sharded, every shard therefore has to be a multiple of 16 bytes long.
+// Returns true if every shard of the contiguous dim is a multiple of 16 bytes long: the rows of a row-major
+// matrix, and the columns of a column-major one, have to begin at multiples of 16 bytes.
 bool has_aligned_shards(const TensorMeta& matrix, const Layout& layout, const Mesh& mesh) {
   constexpr int64_t kAlignment = 16;
   const int64_t last = matrix.num_dims() - 1;
@@ -193,9 +193,9 @@ bool are_aligned(const OpCall& call, const Composition& composition, const Mesh&
          has_aligned_shards(call.tensors[1], composition.inputs[1], mesh);
 }
 
-// _grouped_mm(self, mat2, offs): the groups are the matrices of a batch, or follow each other along the rows
-// of self, the columns of mat2, or the dim that is summed. That dim stays whole, because `offs`, the ends of
-// the groups, is known to the kernel alone.
+// Returns the rows of _grouped_mm(self, mat2, offs). The groups are the matrices of a batch, or follow each
+// other along the rows of self, the columns of mat2, or the dim that is summed. That dim is not sharded,
+// because `offs`, the ends of the groups, is known to the kernel alone.
 Rows grouped_mm(const OpCall& call) {
   if (has_tensor(call, "bias")) {
     return {};

@@ -5,7 +5,7 @@
 namespace funcol::normalization_rules {
 namespace {
 
-// The number of dims in front of the normalized ones.
+// Returns the number of dims before the normalized ones.
 int64_t num_outer_dims(const OpCall& call) {
   return call.tensor("input").num_dims() -
          static_cast<int64_t>(call.arg("normalized_shape").integers().size());
@@ -19,8 +19,8 @@ Rows layer_norm(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// A row for each of the first `num_dims` dims. The gradients of weight and bias, the outputs behind that of
-// the input, are sums over these dims.
+// Returns a row for each of the first `num_dims` dims. The gradients of weight and bias, the outputs after
+// that of the input, are sums over these dims.
 Rows norm_backward(const OpCall& call, int64_t num_dims) {
   RowList rows(call);
   for (int64_t dim = 0; dim < num_dims; ++dim) {
@@ -35,7 +35,7 @@ Rows norm_backward(const OpCall& call, int64_t num_dims) {
 
 Rows layer_norm_backward(const OpCall& call) { return norm_backward(call, num_outer_dims(call)); }
 
-// Only the batch is sharded.
+// Returns rows that shard the batch alone.
 Rows group_norm(const OpCall& call) {
   RowList rows(call);
   rows.add_alike(any_shard(0), {"input"});
@@ -44,8 +44,8 @@ Rows group_norm(const OpCall& call) {
 
 Rows group_norm_backward(const OpCall& call) { return norm_backward(call, 1); }
 
-// The placement of a tensor when channels, dim 1 of images, are sharded. Statistics and weights have one
-// number for each channel. A workspace, and statistics that were not kept, have no channels.
+// Returns the placement of a tensor if channels, dim 1 of images, are sharded. Statistics and weights have
+// one number per channel. A workspace, and statistics that were not kept, have no channels.
 Placement channel_shard(const TensorMeta& meta, int64_t num_channels) {
   if (meta.num_dims() >= 2) {
     return any_shard(1);
@@ -69,7 +69,7 @@ void add_channel_row(const OpCall& call, RowList& rows) {
   rows.add(outputs, std::move(inputs));
 }
 
-// With given statistics, instead of those of the batch, all elements are independent.
+// Adds the rows for given statistics, not those of the batch: all elements are independent.
 void add_rows_of_given_statistics(const OpCall& call, RowList& rows) {
   std::vector<Placement> outputs(call.outputs.size(), replicate());
   for (int64_t dim = 0; dim < call.tensor("input").num_dims(); ++dim) {
@@ -80,7 +80,7 @@ void add_rows_of_given_statistics(const OpCall& call, RowList& rows) {
   }
 }
 
-// The operator runs on no rank without channels.
+// Returns true if every rank has channels: the operator does not run without any.
 bool all_have_channels(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const size_t input = call.arg("input").tensor();
   return leaves_none_empty(composition.inputs[input], mesh, 1, call.tensors[input].shape.at(1));

@@ -38,7 +38,7 @@ void decreasing(const OpCall& call, RowList& rows) {
   }
 }
 
-// A row for each op and each tensor, in which this tensor alone is partial.
+// Adds a row for each op and each tensor, in which this tensor alone is partial.
 void add_one_partial(const OpCall& call, RowList& rows, PartialOps ops) {
   for (const auto op : ops) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -53,8 +53,8 @@ bool is_signed(const OpCall& call) {
   return std::ranges::none_of(call.tensors, [](const auto& meta) { return is_unsigned(meta.dtype); });
 }
 
-// The product with a factor. An unknown factor may have any sign. A factor that is not finite gives NaN where
-// a part is 0, or where parts have different signs.
+// Adds the rows of a product with a factor. An unknown factor may have any sign. A factor that is not finite
+// gives NaN where a part is 0, or where parts have different signs.
 void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
   if (factor && !std::isfinite(*factor)) {
     return;
@@ -69,7 +69,7 @@ void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
 
 void negated(const OpCall& call, RowList& rows) { scaled(call, rows, -1.0); }
 
-// The number beside the tensor in a product or a quotient, of an element of lists, too.
+// Returns the number beside the tensor in a product or a quotient, also for an element of lists.
 std::optional<double> other_number(const OpCall& call) {
   for (const auto* name : {"other", "scalar", "scalars"}) {
     if (const auto number = real_number(call, name)) {
@@ -79,8 +79,8 @@ std::optional<double> other_number(const OpCall& call) {
   return std::nullopt;
 }
 
-// factors[0] * self + factors[1] * other, one of which may be a number. A replicated summand commutes with
-// averages and extremes, but in a sum it would count once for each rank.
+// Adds the rows of factors[0] * self + factors[1] * other, one of which may be a number. A replicated summand
+// commutes with averages and extremes, but in a sum it would count once for each rank.
 void weighted_sum(const OpCall& call, RowList& rows, const std::vector<double>& factors) {
   const size_t num_tensors = call.tensors.size();
   if (!std::ranges::all_of(factors, [](double factor) { return std::isfinite(factor); })) {
@@ -104,7 +104,7 @@ void weighted_sum(const OpCall& call, RowList& rows, const std::vector<double>& 
   }
 }
 
-// The factor alpha: 1 by default, and 0 for a complex number, which keeps no order.
+// Returns the factor alpha: 1 by default, and 0 for a complex number, which keeps no order.
 double alpha_or_0(const OpCall& call) {
   const auto alpha = real_number(call, "alpha");
   return alpha ? *alpha : call.has_arg("alpha") ? 0.0 : 1.0;
@@ -116,7 +116,7 @@ void reversed_difference(const OpCall& call, RowList& rows) {
   weighted_sum(call, rows, {-alpha_or_0(call), 1.0});
 }
 
-// Linear in each of these arguments while the others are replicated.
+// Adds the rows of an operator that is linear in each of these arguments while the others are replicated.
 void linear_in_each(const OpCall& call, RowList& rows, ArgumentNames arguments) {
   for (const auto name : arguments) {
     if (has_tensor(call, name)) {
@@ -149,7 +149,7 @@ void linear_in_the_gradient(const OpCall& call, RowList& rows) {
   linear_in_each(call, rows, {"grad_output", "grad"});
 }
 
-// log_sigmoid_backward(grad_output, self, buffer): on some devices the buffer is empty.
+// Returns the rows of log_sigmoid_backward(grad_output, self, buffer). On some devices the buffer is empty.
 Rows log_sigmoid_backward(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensor("self");
@@ -175,7 +175,7 @@ PartialRows extreme(PartialOp op) {
   };
 }
 
-// x above the threshold, else `value`: increasing unless `value` is above the threshold.
+// Adds the rows of x above the threshold, else `value`: increasing unless `value` is above the threshold.
 void increasing_threshold(const OpCall& call, RowList& rows) {
   const auto threshold = real_number(call, "threshold");
   const auto value = real_number(call, "value");
@@ -184,13 +184,14 @@ void increasing_threshold(const OpCall& call, RowList& rows) {
   }
 }
 
-// Decreasing above 0, NaN elsewhere. The minimum of several numbers is above 0 only if all of them are.
+// Adds the row of a function that decreases above 0 and is NaN elsewhere. The minimum of several numbers is
+// above 0 only if all of them are.
 void decreasing_above_0(const OpCall& call, RowList& rows) {
   rows.add_arithmetic(partial(PartialOp::kMax),
                       std::vector<Placement>(call.tensors.size(), partial(PartialOp::kMin)));
 }
 
-// where(condition, self, other): all ranks take the same elements.
+// Adds the rows of where(condition, self, other): all ranks take the same elements.
 void choice(const OpCall& call, RowList& rows) {
   if (!has_tensor(call, "self") || !has_tensor(call, "other") ||
       call.tensor("self").dtype != call.tensor("other").dtype) {
@@ -205,7 +206,7 @@ bool may_be_finite(const OpCall& call, std::string_view name) {
   return !number || std::isfinite(*number);
 }
 
-// lerp(self, end, weight), _foreach_lerp(self, tensors1, weight)
+// Adds the rows of lerp(self, end, weight) and _foreach_lerp(self, tensors1, weight).
 void interpolated(const OpCall& call, RowList& rows) {
   if (!may_be_finite(call, "weight")) {
     return;
@@ -213,7 +214,7 @@ void interpolated(const OpCall& call, RowList& rows) {
   rows.add_arithmetic_partials(kLinearOps, {"self", call.has_arg("end") ? "end" : "tensors1"});
 }
 
-// self + value * tensor1 (* or /) tensor2
+// Adds the rows of self + value * tensor1 * tensor2.
 void sum_with_product(const OpCall& call, RowList& rows) {
   if (!may_be_finite(call, "value")) {
     return;
@@ -278,7 +279,7 @@ Rule pointwise(PartialRows partial_rows) {
 namespace pointwise_rules {
 namespace {
 
-// Operators without rows of partials.
+// Adds the operators without rows of partials.
 void add_without_partials(RuleTable& table) {
   table.add_operators(
       {"aten::abs",   "aten::acos",        "aten::acosh",        "aten::angle",      "aten::asin",

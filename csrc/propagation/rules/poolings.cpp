@@ -16,7 +16,7 @@ bool has_channels(const OpCall& call, const Composition& composition, const Mesh
   return leaves_none_empty(composition.inputs[0], mesh, dim, call.tensors[0].shape[dim]);
 }
 
-// Rows that shard batch and channels, the first dims of all tensors.
+// Returns rows that shard batch and channels, the first dims of all tensors.
 Rows by_image_and_channel(const OpCall& call, int64_t num_places, std::string_view linear_in) {
   RowList rows(call);
   rows.add_alike(any_shard(0));
@@ -35,7 +35,7 @@ Rule pooling(int64_t num_places, std::string_view linear_in = {}) {
   };
 }
 
-// For an image without a batch the random numbers still have a batch of one.
+// Returns a rule without rows for an image without a batch, whose random numbers still have a batch of one.
 Rule fractional_pooling(int64_t num_places) {
   return [num_places](const OpCall& call) {
     return has_batch(call, num_places) ? by_image_and_channel(call, num_places, {}) : Rows{};
@@ -51,7 +51,7 @@ Rows upsampling(const OpCall& call) {
   return rows.allowing_empty_shards(has_channels<1>);
 }
 
-// The grid has no channels, so only the batch is sharded.
+// Returns a rule that shards the batch alone, since the grid has no channels.
 Rule grid_sampling(std::string_view linear_in) {
   return [linear_in](const OpCall& call) {
     RowList rows(call);

@@ -6,7 +6,7 @@
 namespace funcol::random_rules {
 namespace {
 
-// How many numbers these draw depends on the values, so that every rank draws for all elements.
+// Returns no rows: the values decide how many numbers are drawn, so every rank draws for all elements.
 Rows replicated(const OpCall& call) { return RowList(call).allowing_empty_shards(); }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace funcol::reduction_rules {
 namespace {
 
 // Returns true if the call names no dims, and its shapes do not determine if it then reduces all dims or
-// none. On a rank that holds nothing of the only element, the result would have another shape.
+// none. On a rank without the only element, the result would have another shape.
 bool is_unclear(const OpCall& call) {
   const auto& self = call.tensors.at(0);
   const auto& result = call.outputs.at(0);
@@ -20,7 +20,7 @@ bool is_unclear(const OpCall& call) {
          std::ranges::all_of(self.shape, [](int64_t size) { return size == 1; });
 }
 
-// The dims that are reduced. An empty list means all dims, unless the result has the shape of the input.
+// Returns the reduced dims. An empty list means all dims, unless the result has the shape of the input.
 std::vector<int64_t> reduced_dims(const OpCall& call) {
   const auto& self = call.tensors.at(0);
   std::vector<int64_t> all(self.num_dims());
@@ -37,7 +37,7 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
   return dims;
 }
 
-// A row for each dim that is not reduced.
+// Adds a row for each dim that is not reduced.
 void add_kept_dims(const OpCall& call, RowList& rows) {
   if (is_unclear(call)) {
     return;
@@ -57,14 +57,15 @@ bool of_reduced_dims(const OpCall& call, const Composition& composition, const M
   });
 }
 
-// Only dims that are not reduced may be sharded.
+// Returns rows that shard only dims that are not reduced.
 Rows of_whole_dims(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
   return rows.allowing_empty_shards();
 }
 
-// `op` reduces the results of shards of a reduced dim. The reductions `commuting` commute with the operator.
+// Returns a rule in which `op` reduces the results of shards of a reduced dim. The reductions `commuting`
+// commute with the operator.
 Rule reduction(PartialOp op, std::vector<PartialOp> commuting, LegalityCheck is_legal = nullptr) {
   return [op, commuting = std::move(commuting), is_legal = std::move(is_legal)](const OpCall& call) {
     RowList rows(call);
@@ -79,24 +80,24 @@ Rule reduction(PartialOp op, std::vector<PartialOp> commuting, LegalityCheck is_
   };
 }
 
-// Sums the elements after a change of each: nansum, sums of powers.
+// Returns the rule of sums of mapped elements: nansum, sums of powers.
 Rule sum_of_mapped() { return reduction(PartialOp::kSum, {}); }
 
-// The mean is the average of the ranks' means if all ranks have equally many elements.
+// Returns the rule of the mean: the average of the ranks' means if all ranks have equally many elements.
 Rule mean() {
   return reduction(PartialOp::kAvg, {PartialOp::kAvg, PartialOp::kSum}, of_reduced_dims<is_cut_evenly>);
 }
 
-// An empty shard has no extreme.
+// Returns the rule of an extreme, which an empty shard does not have.
 Rule extreme(PartialOp op) { return reduction(op, {op}, of_reduced_dims<leaves_none_empty>); }
 
-// The order of linalg_vector_norm(self, ord) or norm(self, p), which is 2 by default.
+// Returns the order of linalg_vector_norm(self, ord) or norm(self, p), which is 2 by default.
 NormOrder norm_order(const OpCall& call) {
   const std::string_view name = call.has_arg("ord") ? "ord" : "p";
   return {real_number(call, name).value_or(2), !std::holds_alternative<double>(call.arg(name).value)};
 }
 
-// The norm of a tensor is the norm of its shards' norms. Elements have signs: no reduction commutes with it.
+// Returns the rows of a norm: the norm of shards' norms. Elements have signs: no reduction commutes with it.
 Rows norm(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
@@ -115,7 +116,7 @@ Rows norm(const OpCall& call) {
   return rows.allowing_empty_shards(needs_elements ? of_reduced_dims<leaves_none_empty> : nullptr);
 }
 
-// histc(self, bins, min, max): counts of shards add up, unless the bounds are those of the elements.
+// Returns the rows of histc(self, bins, min, max). Shards' counts add up, unless the elements set the bounds.
 Rows histogram(const OpCall& call) {
   RowList rows(call);
   const auto min = real_number(call, "min");

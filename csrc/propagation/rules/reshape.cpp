@@ -20,7 +20,7 @@ std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vecto
   return sizes;
 }
 
-// The indices of the rank at `coordinate` in a group's dims, flattened to one.
+// Returns the indices of the rank at `coordinate` in a group's dims, flattened to one.
 Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
                   const Mesh& mesh, const Coordinate& coordinate) {
   std::vector<Intervals> held;
@@ -73,7 +73,7 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
     return true;
   }
   if (num_elements(from) == 0) {
-    // There are no elements, but the sizes of the shards still have to be right.
+    // The tensor has no elements, but the sizes of the shards must still be right.
     return std::ranges::none_of(input.placements, [](const auto& placement) { return placement.is_shard(); });
   }
   return std::ranges::all_of(dim_groups(from, to), [&](const DimGroup& group) {
@@ -91,10 +91,10 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
   });
 }
 
-// Rows for dim `from` that becomes dim `to`, or a part of it. `before_from` and `before_to` are the numbers
-// of indices of the dims in front of them in the group. A shard of a dim behind others is a strided shard of
-// the flattened dim, with a piece for each index of the dims in front. If axes cut these dims, too, there are
-// fewer pieces: a divisor of that number.
+// Adds rows for dim `from` that becomes dim `to`, or a part of it. `before_from` and `before_to` are the
+// numbers of indices of the dims before them in the group. A shard of a dim after others is a strided shard
+// of the flattened dim, with a piece for each index of the dims before it. If axes cut these dims, too, there
+// are fewer pieces: a divisor of that number.
 void add_rows_of_pair(RowList& rows, int64_t from, int64_t before_from, int64_t to, int64_t before_to) {
   if (before_from % before_to != 0 && before_to % before_from != 0) {
     return;
@@ -175,7 +175,7 @@ std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::ve
 }
 
 Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held) {
-  // From the last dim to the first: the indices of the dims behind are repeated for each index.
+  // From the last dim to the first: the indices of the dims after it are repeated for each index.
   Intervals inner{{0, 1}};
   int64_t inner_size = 1;
   for (size_t dim = sizes.size(); dim-- > 0;) {

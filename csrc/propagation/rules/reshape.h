@@ -8,7 +8,7 @@
 
 namespace funcol {
 
-// Neighbouring dims of one shape that become neighbouring dims of the other. [2, 3, 4] as [6, 2, 2] has the
+// Neighboring dims of one shape that become neighboring dims of the other. [2, 3, 4] as [6, 2, 2] has the
 // groups {0, 1 -> 0} and {2 -> 1, 2}. A dim of size 1 may be alone in its group.
 struct DimGroup {
   std::vector<int64_t> from;
@@ -17,13 +17,13 @@ struct DimGroup {
   friend bool operator==(const DimGroup&, const DimGroup&) = default;
 };
 
-// The groups of two shapes with equally many elements, at least one.
+// Returns the groups of two shapes with equally many elements, at least one.
 std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
-// The indices that a rank holds of flattened dims, in memory order. `held` are its indices of each dim.
+// Returns a rank's indices of flattened dims, in memory order. `held` are the rank's indices of each dim.
 Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held);
 
-// The divisors of a positive number, ascending.
+// Returns the divisors of a positive number, ascending.
 std::vector<int64_t> divisors(int64_t number);
 
 }  // namespace funcol

@@ -118,7 +118,7 @@ std::vector<Placement> RowList::all_inputs(const Placement& placement) const {
   return std::vector<Placement>(call_.tensors.size(), placement);
 }
 
-// `placement` for the tensors of these arguments, Replicate for the others.
+// Returns `placement` for the tensors of these arguments, Replicate for the others.
 std::vector<Placement> RowList::inputs_of(ArgumentNames arguments, const Placement& placement) {
   std::ranges::for_each(arguments, [this](auto name) { check_has(name); });
   std::vector<Placement> inputs;

@@ -1,11 +1,11 @@
-// Operators along some dims, which they need whole. The indices of the other dims are independent.
+// Operators along some dims, which they need in full. The indices of the other dims are independent.
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
 namespace funcol::scan_rules {
 namespace {
 
-// `other_dims` may be sharded. The result is linear in the argument `linear_in`, if there is one.
+// Returns a rule that shards `other_dims`. The result is linear in the argument `linear_in`, if there is one.
 Rule along_dims(MakeDimMap other_dims, std::string_view linear_in = {}) {
   return [other_dims, linear_in](const OpCall& call) {
     RowList rows(call);

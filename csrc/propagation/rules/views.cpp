@@ -8,7 +8,7 @@
 namespace funcol::view_rules {
 namespace {
 
-// The map of a result whose dim `i` is dim sources[i].
+// Returns the map of a result whose dim `i` is dim sources[i].
 DimMap permutation(const std::vector<int64_t>& sources) {
   DimMap map(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -17,7 +17,7 @@ DimMap permutation(const std::vector<int64_t>& sources) {
   return map;
 }
 
-// The operator moves elements, and commutes with the reductions `ops`.
+// Returns the rule of an operator that moves elements, and commutes with the reductions `ops`.
 template <typename Ops>
 Rule moves(MakeDimMap make_map, const Ops& ops) {
   return [make_map, ops](const OpCall& call) {
@@ -30,13 +30,13 @@ Rule moves(MakeDimMap make_map, const Ops& ops) {
 
 Rule moves(MakeDimMap make_map) { return moves(make_map, kAllPartialOps); }
 
-// The result has zeros beside the moved elements: these reductions of zeros are 0.
+// Returns the rule of a result with zeros beside the moved elements: these reductions of zeros are 0.
 Rule moves_into_zeros(MakeDimMap make_map) {
   return moves(make_map, std::array{PartialOp::kSum, PartialOp::kAvg, PartialOp::kMin, PartialOp::kMax,
                                     PartialOp::kProduct});
 }
 
-// Real and imaginary parts. The parts of a sum are sums of parts; the parts of a product are not products.
+// Returns the rule of real and imaginary parts. Sums of parts are parts of sums; this fails for products.
 Rule parts_of_complex(MakeDimMap make_map) { return moves(make_map, kLinearOps); }
 
 DimMap permuted(const OpCall& call) { return permutation(dims_argument(call, "dims")); }
@@ -91,7 +91,7 @@ DimMap squeezed(const OpCall& call) {
   return without_dims(num_dims(call), removed);
 }
 
-// The map to the last of `result_dims` dims. Every rank needs the whole of dims for which `is_repeated`.
+// Maps the dims to the last of `result_dims` dims. Every rank needs dims for which `is_repeated` in full.
 template <typename IsRepeated>
 DimMap to_last_dims(const OpCall& call, int64_t result_dims, const IsRepeated& is_repeated) {
   const int64_t shift = result_dims - num_dims(call);
@@ -115,7 +115,7 @@ DimMap repeated(const OpCall& call) {
                       [&](int64_t, int64_t goes) { return repeats.at(goes) != 1; });
 }
 
-// A slice of the whole dim leaves the tensor as it is.
+// Returns the map of a slice. A slice of the full dim leaves the tensor as it is.
 DimMap sliced(const OpCall& call) {
   const int64_t dim = dim_argument(call, "dim");
   const bool is_whole = first_output(call).shape.at(dim) == call.tensors.at(0).shape.at(dim);
@@ -125,7 +125,7 @@ DimMap sliced(const OpCall& call) {
 DimMap all_dims(const OpCall& call) { return same_dims(num_dims(call)); }
 DimMap without_last_dim(const OpCall& call) { return without_dims(num_dims(call), {num_dims(call) - 1}); }
 
-// diag_embed(self, offset, dim1, dim2): the last dim becomes the diagonal of dims dim1 and dim2.
+// Maps the dims of diag_embed(self, offset, dim1, dim2): the last one becomes the diagonal of dim1 and dim2.
 DimMap embedded_diagonal(const OpCall& call) {
   const int64_t result_dims = num_dims(call) + 1;
   const std::vector diagonal_dims{dim_argument(call, "dim1", result_dims),
@@ -142,7 +142,7 @@ DimMap embedded_diagonal(const OpCall& call) {
 
 DimMap no_dims(const OpCall& call) { return DimMap(num_dims(call)); }
 
-// tril and triu keep elements by their indices of the last two dims.
+// Maps the batch dims: tril and triu keep elements by their indices of the last two dims.
 DimMap with_whole_matrix(const OpCall& call) {
   return whole_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
 }

@@ -65,7 +65,7 @@ ListedShards::ListedShards(const Shards& shards) {
 
 namespace {
 
-// On the device of the gather, and as bytes where several dtypes travel.
+// Returns `shard` on the device of the gather, as bytes if several dtypes travel.
 at::Tensor as_sent(const at::Tensor& shard, at::ScalarType type, const at::Tensor& output) {
   auto sent = shard.device() == output.device()
                   ? shard
@@ -186,7 +186,7 @@ void GatheredTensors::copy_memory() const {
   }
 }
 
-// Below autograd, so that the tensors keep their versions, and autograd's saved references stay valid.
+// Copies below autograd, so that the tensors keep their versions, and autograd's saved references stay valid.
 void GatheredTensors::copy_tensors() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> rows;
@@ -200,8 +200,8 @@ void GatheredTensors::copy_tensors() const {
 
 namespace {
 
-// setattr(module, name, param). Skips nn.Module.__setattr__, which would do the same; calls a module's own
-// setter.
+// Does setattr(module, name, param). Skips nn.Module.__setattr__, which would do the same; calls a module's
+// own setter.
 void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
   auto* const setter_name = interned<"__setattr__">();
   const auto dict = checked(PyObject_GenericGetDict(module, nullptr));

@@ -15,7 +15,7 @@
 
 namespace funcol::python {
 
-// This rank's shards of a group's parameters. Those of several dtypes travel as bytes.
+// This rank's shards of a group's parameters. Shards of several dtypes travel as bytes.
 struct Shards {
   std::vector<at::Tensor> tensors;    // one for each parameter, flat; on the CPU if they are offloaded
   std::vector<at::ScalarType> types;  // in which they travel
@@ -27,8 +27,8 @@ struct Shards {
 // Returns this rank's shards of `params`; returns nullopt if a shard is of an uncommon kind.
 std::optional<Shards> find_shards(const Params& params);
 
-// Lists of the dtypes and the numbers of elements as AllGatherResult keeps them: in a list of one item for
-// each parameter. Then all lengths in one list.
+// The dtypes and the numbers of elements as AllGatherResult keeps them, each in a list of one item for each
+// parameter, and all lengths in one list.
 struct ListedShards {
   explicit ListedShards(const Shards& shards);
 
@@ -43,13 +43,13 @@ at::Tensor copy_in(const Shards& shards, const at::Tensor& output, int64_t rank)
 // The gathered tensor of each parameter.
 class GatheredTensors {
  public:
-  // `types` and `lengths`: those of ListedShards for the shards in `buffer`. Holds references to
-  // the arguments, which have to outlive it.
+  // Keeps references to the arguments, which must outlive it. `types` and `lengths` are those of ListedShards
+  // for the shards in `buffer`.
   GatheredTensors(const Params& params, PyObject* types, PyObject* lengths, const at::Tensor& buffer,
                   int64_t num_ranks)
       : params_(params), types_(types), lengths_(lengths), buffer_(buffer), num_ranks_(num_ranks) {}
 
-  // Finds the tensors that exist already. False if one is of an uncommon kind.
+  // Finds the tensors that exist already. Returns false if one is of an uncommon kind.
   bool find();
 
   // Makes the missing tensors, and copies the buffer's parts into all.
@@ -77,17 +77,17 @@ void to_sharded(const Group& group);
 // Sets the gathered parameters on the group's modules.
 void to_unsharded(const Group& group);
 
-// For a list of FSDPParams: (dtype of the gather, the lists of ListedShards).
+// Returns (dtype of the gather, the lists of ListedShards) for a list of FSDPParams.
 py::object fsdp_shards(py::handle fsdp_params);
 
-// As copy_in(), for the shards of a list of FSDPParams.
+// Runs copy_in() for the shards of a list of FSDPParams.
 py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank);
 
-// Copies the gathered buffer into the parameters' gathered tensors; None.
+// Copies the gathered buffer into the parameters' gathered tensors. Returns None.
 py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
                          py::handle lengths, int64_t num_ranks);
 
-// FSDPParamGroup._to_sharded and _to_unsharded; None.
+// Replaces FSDPParamGroup._to_sharded and _to_unsharded. Returns None.
 py::object fsdp_to_sharded(py::handle fsdp_group);
 py::object fsdp_to_unsharded(py::handle fsdp_group);
 

@@ -49,7 +49,7 @@ bool is_common_float(at::ScalarType type) {
   return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kDouble;
 }
 
-// PyTorch counterpart: FSDPParam.unsharded_grad_dtype.
+// Returns the dtype in which gradients accumulate. PyTorch counterpart: FSDPParam.unsharded_grad_dtype.
 py::object accumulated_type(const Fields& param) {
   if (!param.is<"reduce_dtype">(Py_None)) {
     return param.get<"reduce_dtype">();
@@ -232,7 +232,7 @@ py::object gradient_type(const Params& params) {
 
 namespace {
 
-// The spec of a gradient like `local`; null if the parameter has none for its dtype yet.
+// Returns the spec of a gradient like `local`, or null if the parameter has none for its dtype yet.
 py::object gradient_spec(const Fields& param, const at::Tensor& local) {
   if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
     return py::reinterpret_borrow<py::object>(
@@ -241,7 +241,7 @@ py::object gradient_spec(const Fields& param, const at::Tensor& local) {
   return py::reinterpret_borrow<py::object>(param.find<"_sharding_spec">());
 }
 
-// param.grad = gradient, without the setter's checks where dtypes, devices and sizes agree.
+// Does param.grad = gradient, without the setter's checks if dtypes, devices, layouts and sizes agree.
 void set_gradient(const py::object& param, const py::object& gradient) {
   const auto& tensor = THPVariable_Unpack(param.ptr());
   const auto& value = THPVariable_Unpack(gradient.ptr());
@@ -258,8 +258,8 @@ PyObject* hooks_after_accumulation(const py::object& param) {
   return hooks != nullptr && PyObject_IsTrue(hooks) == 1 ? hooks : nullptr;
 }
 
-// The shard of a gradient on the CPU, where the parameter is. The copy overlaps with what follows unless it
-// is read within the backward pass: by an addition or a hook.
+// Copies the shard of a gradient to the CPU, where the parameter is. The copy overlaps with later work unless
+// it is read within the backward pass: by an addition or a hook.
 at::Tensor offloaded(const Fields& fsdp_param, const at::Tensor& shard,
                      const std::function<py::object()>& record_event) {
   const auto param = fsdp_param.get<"sharded_param">();
@@ -298,7 +298,7 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   }
 }
 
-// Below autograd: the results of a reduction are not differentiated.
+// Returns a view below autograd: the results of a reduction are not differentiated.
 at::Tensor shard_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides,
                     int64_t offset) {
   const at::AutoDispatchBelowAutograd without_gradients;

@@ -23,18 +23,18 @@ struct Gradients {
   py::list tensors;
 };
 
-// Takes the gradients from the group's parameters. Nothing, with nothing taken, if zeros may have to be
-// reduced in the place of missing gradients.
+// Takes the gradients from the group's parameters. Returns nullopt, with nothing taken, if zeros may have to
+// be reduced in place of missing gradients.
 std::optional<Gradients> take_gradients(const Group& group);
 
-// Lets autograd leave gradients in the dtype of the computation while the backward pass of the group's
-// parameters runs, and is not `deferred` any more after it: gradients that stay are cast to the dtype in
-// which they accumulate.
+// Lets autograd leave gradients in the dtype of the computation if `deferred`, while the backward pass of the
+// group's parameters runs. Otherwise, after the pass, casts the gradients that are kept to the dtype in which
+// they accumulate.
 //
 // PyTorch counterpart: FSDPParamGroup._set_unsharded_grad_dtypes.
 void set_gradient_types(const Fields& group, bool deferred);
 
-// The gradients, if copy_gradients_in() can copy them into a buffer of dtype `type`; else nothing.
+// Returns the gradients if copy_gradients_in() can copy them into a buffer of dtype `type`, else nullopt.
 std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
                                                        int64_t num_ranks);
 
@@ -46,18 +46,18 @@ void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tenso
 // Copies gradients into `buffer` by copy_gradients_in(). Returns false, with nothing done, if it cannot.
 bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks);
 
-// The number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
+// Returns the number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
 int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
 
-// The dtype of the parameters' sharded gradients, None if they have that of the reduction. Null if the dtypes
-// differ, or accumulates() is false.
+// Returns the dtype of the parameters' sharded gradients, or None if they have that of the reduction. Returns
+// null if the dtypes differ, a parameter is offloaded, or accumulates() is false.
 py::object gradient_type(const Params& params);
 
 // Returns false if a parameter has a gradient that is no DTensor.
 bool accumulates(const Params& params);
 
-// The dtype of the reduction where the group has none: that in which the gradients accumulate. Null if they
-// have several.
+// Returns the dtype of the reduction if the group has none: the dtype in which the gradients accumulate.
+// Returns null if they have several.
 //
 // PyTorch counterpart: FSDPParamGroup._get_reduce_dtype.
 py::object common_accumulated_type(const Gradients& taken);
@@ -68,22 +68,22 @@ py::object common_accumulated_type(const Gradients& taken);
 void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::span<const int64_t> lengths,
                 const std::function<py::object()>& record_event = nullptr);
 
-// take_gradients() of an FSDPParamGroup: (parameters, gradients).
+// Runs take_gradients() on an FSDPParamGroup. Returns (parameters, gradients).
 py::object fsdp_take_gradients(py::handle fsdp_group);
 
-// The sizes of a list of gradients, dim 0 padded to a multiple of the number of ranks.
+// Returns the sizes of a list of gradients, with dim 0 padded to a multiple of the number of ranks.
 py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
 
-// As gradient_type().
+// Runs gradient_type() on a list of FSDPParams.
 py::object fsdp_gradient_type(py::handle fsdp_params);
 
-// The DTensor of a parameter's sharded gradient.
+// Returns the DTensor of a parameter's sharded gradient.
 py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object);
 
-// As accumulate(), `sizes` being those of fsdp_padded_sizes(); None.
+// Runs accumulate() with the `sizes` of fsdp_padded_sizes(). Returns None.
 py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
 
-// As lay_out(); None.
+// Runs lay_out(). Returns None.
 py::object fsdp_reduce_copy_in(py::handle gradients, py::handle buffer, int64_t num_ranks);
 
 }  // namespace funcol::python

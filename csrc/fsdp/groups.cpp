@@ -108,8 +108,8 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   group.set<"_all_gather_result">(result.ptr());
 }
 
-// FSDPParamGroup.unshard. False, with nothing done, if PyTorch's function has to run. `serves`:
-// serves_groups() is known to be true.
+// Replaces FSDPParamGroup.unshard. Returns false, with nothing done, if PyTorch's function has to run.
+// `serves` means that serves_groups() is known to be true.
 bool unshard(py::handle object, py::handle is_async, bool serves = false) {
   const auto& known = fully_shard();
   if (Py_TYPE(object.ptr()) != known.group) {
@@ -149,7 +149,7 @@ void wait_for_gather(const Streams& streams, const py::object& result, const at:
   settle(buffer);
 }
 
-// Releases the result of the gather before, which FSDP2 keeps until the next one of a forward pass.
+// Releases the result of the previous gather, which FSDP2 keeps until the next one of a forward pass.
 void release_previous_gather(const Streams& streams, const py::object& comm_context) {
   if (streams) {
     call_method<"release_all_gather_state_for_comm_reuse">(comm_context);
@@ -158,7 +158,7 @@ void release_previous_gather(const Streams& streams, const py::object& comm_cont
   }
 }
 
-// Orders later gathers after the copies out of this one's buffer: by keeping `result` with an event where
+// Orders later gathers after the copies out of this one's buffer: by keeping `result` with an event if
 // `is_kept`, else by having their streams wait for the event.
 void order_after_copies(const Streams& streams, const py::object& comm_context, const py::object& result,
                         bool is_kept) {
@@ -177,7 +177,7 @@ void order_after_copies(const Streams& streams, const py::object& comm_context, 
   }
 }
 
-// FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
+// Replaces FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
 bool wait_for_unshard(py::handle object, bool serves = false) {
   if (Py_TYPE(object.ptr()) != fully_shard().group) {
     return false;
@@ -229,7 +229,8 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
   return true;
 }
 
-// These call PyTorch's method where C++ cannot do its work. serves_groups() is known to be true.
+// Calls unshard(), or PyTorch's method if C++ cannot do its work. serves_groups() must be true, as for
+// wait_now().
 void unshard_now(const Fields& group) {
   if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
     call_method<"unshard">(group.object(), group.get<"unshard_async_op">());

@@ -13,19 +13,20 @@
 
 namespace funcol::python {
 
-// ValueError naming `fully_shard` if the process group of a FSDPParamGroup was aborted or reconfigured after
-// the mesh was made that it shards over.
+// Raises ValueError naming `fully_shard` if the process group of an FSDPParamGroup was aborted or
+// reconfigured after the mesh that it shards over was made.
 void check_is_current(py::handle mesh_info, const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 // Returns the purpose of collectives for the group's parameters: "parameters of layers.0". Returns an empty
 // string unless purposes are read.
 std::string purpose_of(const Fields& group);
 
-// Returns whether the group had not begun its forward pass.
+// Returns True if the group had not begun its forward pass, else False.
 py::object fsdp_pre_forward(py::handle fsdp_group);
 py::object fsdp_post_forward(py::handle fsdp_group);
 
-// `prefetches`: whether to start the gather of the group whose backward pass comes next.
+// Replaces FSDPParamGroup.pre_backward. If `prefetches`, starts the gather of the group whose backward pass
+// comes next.
 py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches);
 py::object fsdp_post_backward(py::handle fsdp_group);  // in reduction.cpp
 

@@ -1,8 +1,8 @@
 // FSDP2's Python objects, read and written by C++: parameters and their groups.
 //
-// This room does FSDP2's work on every parameter of a group in one call. PyTorch's own function does it while
-// a mode or transform of PyTorch is active, after a program has replaced a function that C++ passes by, and
-// for parameters of uncommon kinds. Everything here needs the GIL.
+// C++ does FSDP2's work on every parameter of a group in one call. PyTorch's own function does it while a
+// mode or transform of PyTorch is active, after a program has replaced a function that C++ bypasses, and for
+// parameters of uncommon kinds. Everything here needs the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,7 +61,7 @@ struct FullyShard {
    private:
     struct Owner {
       PyObject* object;
-      uint64_t version = 0;  // when its values were looked up; 0: they have to be, each time
+      uint64_t version = 0;  // at the last lookup of its values; 0: look them up each time
     };
 
     std::vector<Member> members_;
@@ -70,7 +70,7 @@ struct FullyShard {
   };
 
   using Names = std::vector<PyObject*>;  // interned
-  // The methods that the replacement of a function passes by.
+  // The methods that the replacement of a function bypasses.
   struct Methods {
     Names of_group;
     Names of_param;
@@ -86,13 +86,13 @@ struct FullyShard {
   PyObject* set_attribute = nullptr;  // torch.nn.Module.__setattr__
   Members passed_by;
   Members collectives;  // between a group's gather or reduction and its process group
-  Members streams;      // stand-ins of streams and events on the CPU, which has none
+  Members streams;      // substitutes for streams and events on the CPU, which has none
   std::array<Methods, kReplacedNames.size()> methods;
 };
 
 FullyShard& fully_shard();
 
-// The methods that the replacement of `function` passes by.
+// Returns the methods that the replacement of `function` bypasses.
 inline const FullyShard::Methods& methods_passed_by(Replaced function) {
   return fully_shard().methods.at(function.index);
 }
@@ -108,7 +108,7 @@ class Fields {
 
   py::handle object() const { return object_; }
 
-  // Null if there is none. Valid until the attribute is set.
+  // Returns the attribute, which is valid until it is set again, or null if there is none.
   template <AttributeName name>
   py::handle find() const {
     return find(interned<name>());
@@ -148,13 +148,13 @@ class Fields {
   py::object dict_;
 };
 
-// The fields of an object of FSDP2's class `type` itself that has none of `methods` of its own; nothing for
-// other objects.
+// Returns the fields of an object of FSDP2's class `type` itself that has none of `methods` of its own, or
+// nullopt for other objects.
 std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods);
 
 using Params = std::vector<Fields>;
 
-// A list of FSDPParams, all of them usual() for `function`; nothing for other lists.
+// Returns a list of FSDPParams, all of them usual() for `function`, or nullopt for other lists.
 std::optional<Params> usual_params(PyObject* list, Replaced function);
 
 struct Group {
@@ -162,11 +162,12 @@ struct Group {
   Params params;
 };
 
-// An FSDPParamGroup; nothing if it or one of its parameters is not usual() for `function`.
+// Returns an FSDPParamGroup, or nullopt if it is not usual() for `function`. usual_group() also checks its
+// parameters.
 std::optional<Fields> usual_group_fields(PyObject* object, Replaced function);
 std::optional<Group> usual_group(PyObject* object, Replaced function);
 
-// The same while can_serve() holds; nothing otherwise.
+// Returns the same while can_serve() holds, otherwise nullopt.
 std::optional<Params> params_to_serve(py::handle list, Replaced function);
 std::optional<Group> group_to_serve(py::handle object, Replaced function);
 
@@ -175,7 +176,7 @@ std::vector<int64_t> to_ints(PyObject* sequence);
 
 bool is_cut_along_dim_0(const Fields& param);
 
-// Of the sharded parameter.
+// Returns the local tensor of the sharded parameter.
 py::object local_tensor_of(const Fields& param);
 
 // Returns true if the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
@@ -186,7 +187,7 @@ bool has_extension(const Params& params);
 // extensions of the gather they also free other tensors.
 bool free_gathered_only(const Params& params);
 
-// The tensor of a Python object, if it is plain and contiguous and has data; else null.
+// Returns the tensor of a Python object if it is plain and contiguous and has data, else null.
 const at::Tensor* dense_tensor(py::handle object);
 
 // Returns true if copies into `buffer` are fastest on one thread. ATen's copies use several threads for

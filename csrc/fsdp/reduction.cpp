@@ -35,7 +35,7 @@ class Reduction {
         streams_(fields_),
         comm_(fields_.get<"_reduce_scatter_comm">(), imported<kCollectives, "DefaultReduceScatter">()) {}
 
-  // Releases inputs of earlier reductions, but for the number of them that FSDP2 keeps.
+  // Releases the inputs of earlier reductions, except for as many as FSDP2 keeps.
   void recycle() const {
     const auto context = fields_.get<"comm_ctx">();
     const auto states = py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context));
@@ -138,7 +138,7 @@ class Reduction {
     py::object all_reduce;
   };
 
-  // PyTorch counterpart: FSDPParamGroup._wait_for_post_backward.
+  // Waits for the previous reduction. PyTorch counterpart: FSDPParamGroup._wait_for_post_backward.
   void wait_for_previous() const {
     const auto wait = [&](const py::object& event) {
       if (!event.is_none()) {
@@ -153,7 +153,7 @@ class Reduction {
     }
   }
 
-  // Averages take no factors; PyTorch's function chooses all others.
+  // Returns no factors for averages; PyTorch's function chooses all others.
   Factors find_factors(const py::object& dtype, const py::object& device) const {
     const auto type = to_dtype(dtype);
     const bool averages = (type == at::kFloat || type == at::kBFloat16) &&
@@ -182,7 +182,7 @@ class Reduction {
   }
 
   // Starts a collective with `op` by `call`, (backend or process group, output, input, options) -> c10d Work,
-  // and waits for it. Returns false, with nothing done, if functions of the program stand in between.
+  // and waits for it. Returns false, with nothing done, unless comm_.starts_own().
   template <typename Options, typename Call>
   bool starts(const char* name, const ProcessGroup& group, const py::object& output, const py::object& input,
               const py::object& op, const Call& call) const {
@@ -231,7 +231,7 @@ class Reduction {
     }
   }
 
-  // Neighbouring parameters whose gradients have one dtype.
+  // Neighboring parameters whose gradients have one dtype.
   struct Run {
     std::span<const Fields> params;
     std::span<const int64_t> lengths;
@@ -306,8 +306,8 @@ bool reduces_as_usual(const Group& group) {
          std::ranges::all_of(group.params, is_cut_along_dim_0);
 }
 
-// The process groups of the shards and of the replicas, null if there are none. Nothing if the group is of an
-// uncommon kind.
+// Returns the process groups of the shards and of the replicas, null if there are none. Returns nullopt if
+// the group is of an uncommon kind.
 std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields& group) {
   const auto mesh_info = group.get<"mesh_info">();
   if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {

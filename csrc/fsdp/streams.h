@@ -43,7 +43,7 @@ py::object call_method(py::handle object, py::handle argument) {
   return checked(PyObject_CallMethodOneArg(object.ptr(), interned<name>(), argument.ptr()));
 }
 
-// A member of the enum TrainingState.
+// Returns a member of the enum TrainingState.
 template <AttributeName name>
 py::handle training_state() {
   static auto* const state = attribute<name>(imported<kGroups, "TrainingState">()).release().ptr();
@@ -86,7 +86,7 @@ class Streams {
     }
   }
 
-  // The context in which `stream` is the current one; null on the CPU.
+  // Returns the context in which `stream` is the current one, or null on the CPU.
   py::object context(py::handle stream) const {
     return has_streams_ ? call_method<"stream">(handle_, stream) : py::object();
   }
@@ -118,7 +118,7 @@ class Comm {
   }
 
   // Starts the collective by `start`, (backend or process group, output, input) -> c10d Work, and waits for
-  // it. `op` is its name for those who ask what is in flight.
+  // it. `op` is its name in reports of what is in flight.
   template <typename Start>
   void run_own(const char* op, py::handle group, py::handle output, py::handle input,
                const Start& start) const {

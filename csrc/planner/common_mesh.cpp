@@ -6,13 +6,13 @@
 namespace funcol {
 namespace {
 
-// Ranks of larger meshes are not compared one by one.
+// The most ranks of a mesh on which layouts are compared rank by rank.
 constexpr int64_t kMostRanksCompared = 4096;
 
-// Cuts the axes of two meshes of equally many ranks until both are made of the same ones.
+// The common factors of the axes of two meshes with the same number of ranks.
 class CommonAxes {
  public:
-  // False if sizes do not divide each other.
+  // Returns false if the sizes do not divide each other.
   bool cut(const Mesh& src, const Mesh& dst) {
     src_axes.resize(src.sizes.size());
     dst_axes.resize(dst.sizes.size());
@@ -69,7 +69,7 @@ void add_groups(const Mesh& view, const std::vector<AxisSet>& axes, Mesh& mesh) 
   }
 }
 
-// The coordinate on a view of the rank at a coordinate of the common mesh.
+// Returns the coordinate, on a view with these `axes`, of the rank at `coordinate` of the common mesh.
 Coordinate on_view(const Mesh& common, const std::vector<AxisSet>& axes, const Coordinate& coordinate) {
   Coordinate viewed(axes.size(), 0);
   for (size_t axis = 0; axis < axes.size(); ++axis) {

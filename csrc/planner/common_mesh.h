@@ -9,7 +9,7 @@
 
 namespace funcol {
 
-// A mesh of which two other meshes are views: each of their axes is one or several neighbouring axes of it.
+// A mesh of which two other meshes are views: each axis of a view is one or several neighboring axes of it.
 struct CommonMesh {
   Mesh mesh;  // `merged` has the sets of axes that have a process group in one of the views
   std::vector<AxisSet> src_axes;  // in `mesh`, by axis of the source mesh; none for axes of one rank
@@ -27,7 +27,8 @@ std::optional<CommonMesh> common_mesh(const RankedMesh& src, const RankedMesh& d
 std::optional<Layout> layout_on_common(const Mesh& common, const std::vector<AxisSet>& axes, const Mesh& view,
                                        const Layout& layout, const std::vector<int64_t>& shape);
 
-// The axis of a view that is this one axis of the common mesh, by the axes of that view; -1 if there is none.
+// Returns the axis of a view that is exactly axis `axis` of the common mesh, or -1 if there is none. `axes`
+// are the axes of the view.
 int64_t view_axis(const std::vector<AxisSet>& axes, size_t axis);
 
 }  // namespace funcol

@@ -14,9 +14,9 @@ constexpr std::array<LinkCost AxisCost::*, 5> kLinks{&AxisCost::all_gather, &Axi
                                                      &AxisCost::all_reduce, &AxisCost::all_to_all,
                                                      &AxisCost::permute};
 
-// The cost of one byte of a collective over several axes: for each axis, its price times the share of the
-// bytes that crosses it. `axes` are {price, number of ranks}, slowest first: bytes cross a slow axis in the
-// stage in which there are fewest.
+// Returns the cost of one byte of a collective over several axes: for each axis, its price times the share of
+// the bytes that crosses it. `axes` are {price, number of ranks}, slowest first: bytes cross a slow axis in
+// the stage in which there are fewest.
 double staged_us_per_byte(StepKind kind, const std::vector<std::pair<double, int64_t>>& axes) {
   double sum = 0;
   double ranks_before = 1;
@@ -33,7 +33,7 @@ double staged_us_per_byte(StepKind kind, const std::vector<std::pair<double, int
   return kind == StepKind::kAllReduce ? 2 * sum : sum;
 }
 
-// The costs of collectives on a ring with so many hops. An all_reduce goes around twice.
+// Returns the costs of collectives on a ring with `hops` hops. An all_reduce goes around twice.
 AxisCost ring_cost(double hops, double us_per_hop, double us_per_byte) {
   const LinkCost once{kBaseLatency + hops * us_per_hop, us_per_byte};
   return {once, once, {kBaseLatency + 2 * hops * us_per_hop, us_per_byte}, once, once};

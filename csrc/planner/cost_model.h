@@ -18,7 +18,7 @@ enum class StepKind : uint8_t {
   kReduceScatter,  // P -> S
   kAllReduce,      // P -> R
   kAllToAll,       // S(a) -> S(b), or a change of the shard order
-  kPermute,        // shards change places: every rank sends its whole tensor to one rank
+  kPermute,        // shards change places: every rank sends its entire tensor to one rank
   kSplit,          // R -> S, local
   kToPartial,      // R -> P, local
   kEmbed,          // S -> P, local: the shard is surrounded by neutral elements
@@ -56,7 +56,7 @@ struct LinkCost {
 };
 
 // The costs of collectives on one mesh axis of n ranks. Each counts the bytes that the busiest rank sends:
-// (n - 1) / n of the whole tensor for all_gather, reduce_scatter and all_to_all, twice that for all_reduce,
+// (n - 1) / n of the full tensor for all_gather, reduce_scatter and all_to_all, twice that for all_reduce,
 // and all of it for permute.
 struct AxisCost {
   LinkCost all_gather;
@@ -78,30 +78,30 @@ struct AlphaBeta {
   friend bool operator==(const AlphaBeta&, const AlphaBeta&) = default;
 };
 
-// Under DTensorCosts a single step costs what its ring's latency and bandwidth give; whole redistributions
-// are priced by dtensor_cost().
+// A cost model. Under DTensorCosts, the latency and bandwidth of a ring price a single step, and
+// dtensor_cost() prices an entire redistribution.
 using CostModel = std::variant<StepCounts, AlphaBeta, DTensorCosts>;
 
-// PyTorch's numbers for one host (torch.distributed.tensor._collective_utils.MeshTopoInfo): a collective
-// takes 6.6 us, 0.6 us more for each further rank, and 87.7 GB/s. A copy takes 2 us and 500 GB/s.
+// Returns PyTorch's numbers for one host (torch.distributed.tensor._collective_utils.MeshTopoInfo): a
+// collective takes 6.6 us, 0.6 us more for each further rank, and 87.7 GB/s. A copy takes 2 us and 500 GB/s.
 AlphaBeta default_alpha_beta(const Mesh& mesh);
 
-// `model` with costs lowered until no collective costs more than a sequence of others with the same result:
-// all_reduce <= reduce_scatter + all_gather; permute, all_to_all <= all_gather.
+// Returns `model` with costs lowered until no collective costs more than a sequence of others with the same
+// result: all_reduce <= reduce_scatter + all_gather; permute, all_to_all <= all_gather.
 AlphaBeta with_triangle_inequality(AlphaBeta model);
 
-// A cost model prepared for one mesh. Throws std::invalid_argument if the model has another number of axes.
+// A cost model prepared for one mesh. Throws std::invalid_argument if its number of axes differs.
 class Costs {
  public:
   Costs(const CostModel& model, const Mesh& mesh);
 
-  // The cost of a step. On axes of one rank only the copies count.
+  // Returns the cost of a step. On axes of one rank, only the copies count.
   double of(const StepSize& step) const;
 
-  // A lower bound of the cost of one byte that a rank receives.
+  // Returns a lower bound of the cost of one byte that a rank receives.
   double least_us_per_byte() const { return least_us_per_byte_; }
 
-  // The rings of DTensorCosts, which dtensor_cost() takes; empty for other models.
+  // Returns the rings of DTensorCosts, which dtensor_cost() takes. Empty for other models.
   const std::vector<RingAxis>& rings() const { return rings_; }
 
  private:

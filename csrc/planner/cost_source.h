@@ -12,22 +12,22 @@
 
 namespace funcol {
 
-// The target placements of a search in canonical form: sorted, each once, without Replicate and masks.
-// Callers with the same targets then share one search.
+// Returns the target placements of a search in canonical form: sorted, without duplicates, without Replicate
+// and masked placements. Callers with the same targets then share one search.
 std::vector<Placement> vocabulary_of(std::vector<Placement> placements);
 
-// Thread-safe.
+// The searches of one mesh and cost model. Thread-safe.
 class CostSource {
  public:
-  // Without a model, default_alpha_beta(mesh) is used. Throws std::invalid_argument if the model has another
-  // number of axes.
+  // Uses default_alpha_beta(mesh) if `model` is nullopt. Throws std::invalid_argument if the model has a
+  // different number of axes.
   explicit CostSource(Mesh mesh, const std::optional<CostModel>& model = std::nullopt,
                       size_t num_kept = kNumKept);
 
   const Mesh& mesh() const { return mesh_; }
 
-  // The search from `source`, with all that earlier callers found. The caller owns it until give_back();
-  // until then other callers get a new search. `vocabulary` comes from vocabulary_of().
+  // Returns the search from `source`, with the results of earlier callers. The caller owns it until
+  // give_back(); until then other callers get a new search. `vocabulary` comes from vocabulary_of().
   std::unique_ptr<ShortestPaths> take(const std::vector<int64_t>& shape, int64_t itemsize,
                                       const Layout& source, std::vector<Placement> vocabulary);
   void give_back(std::unique_ptr<ShortestPaths> paths);

@@ -76,7 +76,7 @@ double dtensor_cost(const Layout& source, const Layout& target, double bytes,
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     num_shards *= source.placements[axis].is_shard() ? axes[axis].num_ranks : 1;
   }
-  // One after the other: a gather makes the next steps larger, a scatter makes them smaller.
+  // The steps are priced in order: a gather makes the next steps larger, a scatter makes them smaller.
   double cost = 0;
   double gb = bytes / num_shards / 1024 / 1024 / 1024;
   visit_greedy_moves(source.placements, target.placements, num_shards > 1,

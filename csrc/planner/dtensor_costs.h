@@ -16,8 +16,8 @@ namespace funcol {
 // The cost of a redistribution that cannot be done.
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// Collectives run on rings of ranks: 87.7 GB/s and 0.6 us a hop within a host, 22 % of that bandwidth and 2.7
-// us a hop between hosts.
+// DTensor's cost model, on rings of ranks: 87.7 GB/s and 0.6 us a hop within a host, 22 % of that bandwidth
+// and 2.7 us a hop between hosts.
 struct DTensorCosts {
   friend bool operator==(const DTensorCosts&, const DTensorCosts&) = default;
 };
@@ -29,8 +29,8 @@ struct RingAxis {
   double gb_per_s = 0;    // bandwidth in units of 2^30 bytes
 };
 
-// The ring of each mesh axis. Ranks of a host are neighbours along the last axes, so every axis before one
-// that crosses hosts crosses them too.
+// Returns the ring of each mesh axis. The ranks of a host are neighbors along the last axes, so every axis
+// before one that crosses hosts crosses them too.
 std::vector<RingAxis> ring_axes(const Mesh& mesh);
 
 // PyTorch's cost of one step, and the units of 2^30 bytes that the rank holds afterwards. A step from or to a
@@ -41,11 +41,11 @@ struct StepPrice {
 };
 StepPrice dtensor_step(const Placement& from, const Placement& to, double gb, const RingAxis& ring);
 
-// The cost of PyTorch's greedy plan in microseconds. Each step costs the ring's time for the bytes that the
-// rank holds by then; an exchange between dims costs 1 us more than a gather. A replicated source costs 0.
-// kImpossible for redistributions that PyTorch never plans by itself: shard to partial, one partial to
-// another, and a strided shard to or from any other placement. `bytes` is the size of the whole tensor. Both
-// layouts have the default shard order.
+// Returns the cost of PyTorch's greedy plan in microseconds. Each step costs the ring's time for the bytes
+// that the rank holds at that point; an exchange between dims costs 1 us more than a gather. A replicated
+// source costs 0. Returns kImpossible for redistributions that PyTorch never plans by itself: shard to
+// partial, one partial to another, and a strided shard to or from any other placement. `bytes` is the size of
+// the full tensor. Both layouts have the default shard order.
 //
 // Worked case, f32[4, 4] on 2 ranks of two hosts: S(0) -> R: 6.6 + 2.7 + 64 / 2 ^ 30 / 2 / 19.294 * 1e6 us.
 double dtensor_cost(const Layout& source, const Layout& target, double bytes,

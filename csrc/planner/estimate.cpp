@@ -183,7 +183,7 @@ Estimate::Cycles Estimate::cycles(const State& state) const {
 
 double Estimate::missing_bytes(const State& state, const LargestShard& shard) const {
   if (dst_has_partials_) {
-    // Neutral elements are made locally. A partial that stays can be scattered, moved as a shard, and
+    // Neutral elements are made locally. A partial that is kept can be scattered, moved as a shard, and
     // embedded.
     return 0;
   }

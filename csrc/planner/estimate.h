@@ -1,10 +1,10 @@
-// A lower bound of the cost that is left from a state to the target: the heuristic of the A* search.
+// A lower bound of the remaining cost from a state to the target: the heuristic of the A* search.
 //
-// The bound is the larger one of two sums over the axes whose placement has to change. Each such axis is
-// charged its share of the cheapest step that can change it so; a step over several axes is shared by them.
-// The first sum prices a step by the fewest bytes that a rank can hold: those it holds when every axis cuts
-// the tensor. The second sum counts latencies alone, and adds the bytes that the first rank still has to
-// receive at the lowest price of a byte.
+// The bound is the larger of two sums over the axes whose placement has to change. Each such axis is charged
+// its share of the cheapest step that can change it so; a step over several axes is shared by them. The first
+// sum prices a step by the fewest bytes that a rank can hold: those it holds when every axis cuts the tensor.
+// The second sum counts latencies alone, and adds the bytes that the first rank still has to receive at the
+// lowest price of a byte.
 //
 // Where every step runs over one axis, cuts that move in a cycle, such as S(0)S(1) -> S(1)S(0), cannot all
 // take the direct step: it adds a cut behind the cuts of the new dim, and only the last cut of a dim can
@@ -40,14 +40,14 @@ class Estimate {
     size_t num = 0;
   };
 
-  // The shares of steps on ranks that hold `bytes`; 0 counts latencies alone.
+  // Returns the shares of steps on ranks that hold `bytes`; 0 counts latencies alone.
   AllShares all_shares(const Costs& costs, int64_t bytes) const;
   double sum(const AllShares& shares, const State& state, uint32_t in_place, const Cycles& cycles) const;
   double of_axis(const Shares& shares, const State& state, int slot, bool in_place) const;
-  // The least that one of `slots`, which move in a cycle, costs beyond its direct step.
+  // Returns the least that one of `slots`, which move in a cycle, costs beyond its direct step.
   double detour(const AllShares& shares, const State& state, uint32_t slots) const;
   Cycles cycles(const State& state) const;
-  // The slots whose cuts of a dim, and all earlier cuts of it, are those of dst.
+  // Returns the slots whose cut of a dim, and all earlier cuts of that dim, are those of dst.
   uint32_t in_place(const State& state, const LargestShard& shard) const;
   double missing_bytes(const State& state, const LargestShard& shard) const;
 

@@ -6,12 +6,13 @@
 namespace funcol {
 namespace {
 
-// If more axes than this cut a dim together, only the mesh order and the order in dst are tried.
+// The most axes whose joint cuts of a dim are tried in every order. More axes cut a dim only in mesh order or
+// in the order in dst.
 constexpr size_t kMaxSlotsPermuted = 3;
 
 }  // namespace
 
-// Enumerates the steps that lead on from one state.
+// An enumerator of the steps from one state.
 class Expansion {
  public:
   Expansion(const Space& space, const State& state, const LargestShard& shard, const Space::Visit& visit)
@@ -56,7 +57,7 @@ class Expansion {
   }
 
  private:
-  // The dim whose last cuts are made by exactly slots_; -1 if there is none.
+  // Returns the dim whose last cuts are made by exactly slots_, or -1 if there is none.
   int last_cuts_of() const {
     if (!state_.is_shard(slots_.front())) {
       return -1;
@@ -278,7 +279,7 @@ class Expansion {
     }
   }
 
-  // True if no slot outside slots_ cuts a dim after one of slots_. Counts the cuts by other slots in `num`.
+  // Returns true if no slot outside slots_ cuts a dim after one of slots_. Counts other slots' cuts in `num`.
   bool others_cut_first(std::array<uint8_t, kMaxDims>& num) const {
     for (int64_t dim = 0; dim < kMaxDims; ++dim) {
       bool seen = false;

@@ -9,7 +9,7 @@
 namespace funcol {
 namespace {
 
-// Plans the steps of PyTorch's greedy planner, one axis after the other.
+// PyTorch's greedy planner, which plans the steps of one axis after the other.
 class GreedyPlanner {
  public:
   explicit GreedyPlanner(const Redistribution& task, const Space& space, Steps& steps)

@@ -13,7 +13,7 @@ class Masks {
   // Throws std::invalid_argument if an axis keeps its mask while another axis changes the tensor.
   explicit Masks(const Redistribution& task);
 
-  // The redistribution between the ends: masks of src are applied, masks of dst are not made yet.
+  // Returns the redistribution between the ends: masks of src are applied, masks of dst are not made yet.
   const Redistribution& unmasked() const { return unmasked_; }
 
   const std::vector<int64_t>& applied_axes() const { return applied_; }

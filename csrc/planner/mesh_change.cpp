@@ -11,7 +11,7 @@
 namespace funcol {
 namespace {
 
-// The model of the common mesh: each axis costs what it costs as an axis of a view.
+// Returns the model of the common mesh: each axis costs what it costs as an axis of a view.
 CostModel common_model(const CommonMesh& common, const MeshChangeCosts& models) {
   const auto* src = std::get_if<AlphaBeta>(&models.src);
   const auto* dst = std::get_if<AlphaBeta>(&models.dst);
@@ -47,8 +47,8 @@ Layout with_placements(Layout layout, const std::vector<int64_t>& axes, const Pl
   return layout;
 }
 
-// `layout` with `axes`, which cut nothing, cutting a dim last: the first one that all ranks share equally, or
-// else the longest. Nothing for a tensor without dims.
+// Returns `layout` with `axes`, which cut nothing, cutting a dim last: the first dim that all ranks share
+// equally, else the longest. Returns nullopt if there are no dims or no axes.
 std::optional<Layout> with_shards(const Mesh& mesh, const Layout& layout, const std::vector<int64_t>& axes,
                                   const std::vector<int64_t>& shape) {
   if (shape.empty() || axes.empty()) {
@@ -100,7 +100,7 @@ class PlanBytes {
   }
 
  private:
-  // Elements that one rank sends another one.
+  // Returns the number of elements that one rank sends another.
   int64_t sent(const Step& step, size_t from, size_t to) const {
     for (int64_t axis = 0; axis < plan_.mesh.num_axes(); ++axis) {
       // Of replicas, the one with the receiver's own coordinate sends.
@@ -127,11 +127,11 @@ class PlanBytes {
 
 // A part of a plan on one mesh.
 struct Part {
-  std::optional<Plan> plan;  // nothing if none stays within the bound
-  int64_t peak_bytes;        // the plan's, or the least that one takes, with what is held beside
+  std::optional<Plan> plan;  // nullopt if no plan stays within the bound
+  int64_t peak_bytes;        // of the plan, or the least that a plan takes, with the bytes held besides it
 };
 
-// Compares plans.
+// The candidate plans of a change, compared by cost.
 class Candidates {
  public:
   Candidates(const MeshChangeTask& task, const MeshChangeCosts& models, std::optional<int64_t> max_bytes)
@@ -256,7 +256,8 @@ class Candidates {
     return std::max(on(src_costs_, task_.src_mesh), on(dst_costs_, task_.dst_mesh));
   }
 
-  // `held` bytes are held beside. Nothing, and why_not_, if there is no plan whatever the memory.
+  // Plans a part while ranks hold `held` other bytes. Returns nullopt, and sets why_not_, if no plan exists
+  // whatever the memory.
   std::optional<Part> planned(const Mesh& mesh, Layout src, Layout dst, const CostModel& model,
                               int64_t held) {
     const auto bound = max_bytes_.has_value() ? std::optional(*max_bytes_ - held) : std::nullopt;
@@ -273,14 +274,14 @@ class Candidates {
     }
   }
 
-  // Counts a part in `change`, and hands over its plan.
+  // Adds the cost and the peak of a part to `change`, and returns its plan.
   static std::optional<Plan> taken(Part part, MeshChange& change) {
     change.cost += part.plan.has_value() ? part.plan->cost : 0;
     change.peak_bytes = std::max(change.peak_bytes, part.peak_bytes);
     return std::move(part.plan);
   }
 
-  // A plan of which a part is missing is beyond the bound, which that part passes.
+  // Keeps the cheapest plan within the bound. A plan that lacks a part exceeds it, because that part does.
   void add(MeshChange change) {
     if (max_bytes_.has_value() && change.peak_bytes > *max_bytes_) {
       least_peak_ = std::min(least_peak_, change.peak_bytes);
@@ -295,7 +296,7 @@ class Candidates {
   Costs src_costs_;
   Costs dst_costs_;
   int64_t src_bytes_;
-  std::optional<int64_t> bound_;  // the least that the busiest rank sends; none where values are partial
+  std::optional<int64_t> bound_;  // the least that the busiest rank sends; nullopt where values are partial
   std::optional<MeshChange> best_;
   std::string why_not_;
   int64_t least_peak_ = std::numeric_limits<int64_t>::max();

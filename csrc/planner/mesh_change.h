@@ -1,12 +1,12 @@
 // The least-cost plan that moves a tensor from one mesh to another.
 //
 // Three kinds of plans are compared:
-//   - A transfer (transfer.h), after partial values were reduced on the source mesh: to the whole, or to
-//   shards.
+//   - A transfer (transfer.h), after partial values were reduced on the source mesh: to the full
+//   tensor, or to shards.
 //   - The same to shards of what ranks of the target mesh replicate, and gathers there: for few senders and
 //     many replicas, and where memory is bounded.
 //   - A redistribution on a mesh of which both meshes are views, if they have the same ranks in the same
-//     order, and if no rank sends more in it than the busiest one has to.
+//     order, and if no rank sends more in it than the busiest rank has to.
 //
 // Worked case, S(0)S(1) on {dp: 4, tp: 2} -> S(0) on {tp: 8} of the same ranks: both are views of 4 x 2
 // ranks, on which the target is S(0)S(0). One all_to_all over tp, among 2 ranks, costs less than one among 8.
@@ -23,7 +23,7 @@
 
 namespace funcol {
 
-// One after the other; those that are left out have nothing to do.
+// A plan between meshes. Its parts run in this order; an absent part has no work.
 struct MeshChange {
   MeshChangeTask task;
   std::optional<CommonMesh> common;  // of `before`, which then is all of the plan
@@ -36,22 +36,22 @@ struct MeshChange {
   friend bool operator==(const MeshChange&, const MeshChange&) = default;
 };
 
-// Cost models of both meshes, of one kind.
+// The cost models of both meshes, of the same kind.
 struct MeshChangeCosts {
   CostModel src;
   CostModel dst;
 };
 
-// The same on every rank. A transfer costs what a permute over all axes of the slower mesh costs, with the
-// bytes of the busiest sender or receiver.
+// Returns the least-cost plan, the same on every rank. A transfer costs as much as a permute over all axes of
+// the slower mesh with the bytes of the busiest sender or receiver.
 //
 // Throws std::invalid_argument if no plan fits `max_bytes`, and what plan_redistribution() throws. Masked
-// partials have to be reduced before.
+// partials have to be reduced first.
 MeshChange plan_mesh_change(const MeshChangeTask& task, const MeshChangeCosts& models,
                             std::optional<int64_t> max_bytes = std::nullopt);
 
-// Bytes by sender and receiver, both as places in all_ranks(change.task), of all parts together. An
-// all_reduce counts as a reduce_scatter and an all_gather.
+// Returns the bytes of all parts together by sender and receiver, both as places in all_ranks(change.task).
+// An all_reduce counts as a reduce_scatter and an all_gather.
 std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change);
 
 // Returns the least bytes that the busiest rank sends in any plan that moves each element to each rank that
@@ -59,7 +59,7 @@ std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change);
 // backend.
 std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task);
 
-// "P(sum)S(0)->RS(0) | RS(0) => S(1) | S(1)->R".
+// Formats a change: "P(sum)S(0)->RS(0) | RS(0) => S(1) | S(1)->R".
 std::string to_string(const MeshChange& change);
 
 }  // namespace funcol

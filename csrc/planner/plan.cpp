@@ -17,7 +17,8 @@ std::string axis_names(AxisSet axes, const Mesh& mesh) {
   return text;
 }
 
-// The dims that `axes` shard in `layout` ("0, 1"), or their other placements ("sum", "R"), each once.
+// Returns the dims that `axes` shard in `layout` ("0, 1") if `dims`, else their other placements ("sum",
+// "R"), each once.
 std::string placements_text(const Layout& layout, AxisSet axes, bool dims) {
   std::vector<std::string> seen;
   for (size_t axis = 0; axis < layout.placements.size(); ++axis) {

@@ -28,7 +28,7 @@ struct Step {
 
 struct Plan {
   Mesh mesh;
-  std::vector<int64_t> shape;  // of the whole tensor
+  std::vector<int64_t> shape;  // of the full tensor
   int64_t itemsize = 1;        // bytes of an element
   Layout src;
   Layout dst;
@@ -39,14 +39,15 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-// "all_gather(dim 0, dp)", "all_to_all(dim 0 -> 1, dp+tp)", "split(dim 1, tp)", "all_reduce(sum, tp)".
+// Formats a step: "all_gather(dim 0, dp)", "all_to_all(dim 0 -> 1, dp+tp)", "split(dim 1, tp)",
+// "all_reduce(sum, tp)".
 std::string to_string(const Step& step, const Mesh& mesh);
 
-// PyTorch's arrow notation: "S(0)R->RR". "-->" is a step over several axes.
+// Formats a plan in PyTorch's arrow notation: "S(0)R->RR". "-->" is a step over several axes.
 std::string to_string(const Plan& plan);
 
-// The shape of the tensor that the ranks along `axes` hold together, for the rank at `coordinate`: `shape`
-// cut by all other axes of `layout`.
+// Returns the shape of the tensor that the ranks along `axes` hold together, for the rank at `coordinate`:
+// `shape` cut by all other axes of `layout`.
 std::vector<int64_t> logical_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                    AxisSet axes, const Coordinate& coordinate);
 

@@ -21,7 +21,7 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 // states.
 class PlanSearch {
  public:
-  // `begins` if no mask is applied first: the first step then reads the caller's tensor itself.
+  // Prepares a search. `begins` means no mask is applied first: the first step reads the caller's tensor.
   PlanSearch(const Space& space, const Costs& costs, bool begins, int64_t max_bytes)
       : space_(space),
         costs_(costs),
@@ -30,7 +30,7 @@ class PlanSearch {
         max_bytes_(max_bytes),
         src_(space.largest_shard(space.src())) {}
 
-  // Fills `path` with the moves of a least path. False if no path stays within `max_bytes`.
+  // Fills `path` with the moves of a least-cost path. Returns false if no path stays within `max_bytes`.
   bool run(std::vector<Move>& path) {
     nodes_.reserve(kFirstNodes);
     open({space_.src(), src_, {}}, -1, 0, 0);
@@ -56,7 +56,7 @@ class PlanSearch {
     return false;
   }
 
-  // The least `max_bytes` for which there is a path to dst.
+  // Returns the least `max_bytes` for which a path to dst exists.
   int64_t least_bytes() {
     std::vector<int64_t> least{src_.bytes};  // by the states' numbers
     states_.insert(space_.src());
@@ -124,7 +124,7 @@ class PlanSearch {
   };
 
   // Weighs the estimate more, so that the search follows the cheapest paths it has instead of comparing all.
-  // A least path always has a node in the queue, whose total is at most kSlack times the path's cost.
+  // A least-cost path always has a node in the queue, whose total is at most kSlack times the path's cost.
   void accept_slack() {
     slack_ = kSlack;
     for (auto& entry : queue_) {

@@ -19,17 +19,17 @@ namespace funcol {
 
 // Dijkstra's algorithm over the states and steps of plan_redistribution (search.h), with three restrictions:
 //
-// - A partial or strided shard that was made for a target stays.
+// - A partial or strided shard that was made for a target is kept.
 // - An exchange over several merged axes is the only step of its path, and has at most three axes of several
 //   ranks.
 // - Four or more merged axes cut a dim together only in mesh order.
 // A cost is therefore never below the cost of plan_redistribution, and equal to it unless the plan breaks one
-// of these restrictions. Invariant: layouts are settled in the order of their costs, each by a least path
-// within the restrictions.
+// of these restrictions. Invariant: layouts are settled in the order of their costs, each by a least-cost
+// path within the restrictions.
 //
 // Under DTensorCosts (Costs::rings()) there is no search: all layouts of the default shard order are priced
-// at once by dtensor_cost(), and layouts of other orders have no path. Only if the source has another shard
-// order, or there are more than kMostPriced layouts, the search runs.
+// at once by dtensor_cost(), and layouts of other orders have no path. The search runs only if the source has
+// another shard order, or if there are more than kMostPriced layouts.
 //
 // Not thread-safe.
 class ShortestPaths {
@@ -40,8 +40,8 @@ class ShortestPaths {
     double cost;
   };
 
-  // Targets have the placements of `source` and `vocabulary`, and Replicate. `mesh` and `costs` outlive this.
-  // Throws std::invalid_argument for more than 8 axes of several ranks or 16 dims.
+  // Prepares the paths to targets with the placements of `source` and `vocabulary`, and Replicate. `mesh` and
+  // `costs` must outlive this. Throws std::invalid_argument for more than 8 axes of several ranks or 16 dims.
   ShortestPaths(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, int64_t itemsize,
                 Layout source, std::vector<Placement> vocabulary);
   ShortestPaths(const ShortestPaths&) = delete;
@@ -50,18 +50,19 @@ class ShortestPaths {
   ShortestPaths& operator=(ShortestPaths&&) = delete;
   ~ShortestPaths() = default;
 
-  // The least cost of a path to `target`. kImpossible for placements outside of the vocabulary, and for a
-  // mask of the source in any layout but the source itself.
+  // Returns the least cost of a path to `target`. Returns kImpossible for placements outside of the
+  // vocabulary, and for a mask of the source in any layout but the source itself.
   double cost_to(const Layout& target);
-  // The same without searching on: a lower bound if the cost is not known yet.
+  // Returns the same without continuing the search: a lower bound if the cost is not known yet.
   double at_least(const Layout& target) const;
 
-  // The `n`-th cheapest layout, or nullptr if there are fewer. Valid until the next call.
+  // Returns the `n`-th cheapest layout, valid until the next call, or nullptr if there are fewer.
   const Settled* nearest(size_t n);
-  // A lower bound of the cost of the `n`-th cheapest layout; kImpossible if there are known to be fewer.
+  // Returns a lower bound of the cost of the `n`-th cheapest layout; kImpossible if the search ended with
+  // fewer.
   double at_least(size_t n) const;
 
-  // The cost of making a mask (R -> MaskP on an axis) under this layout.
+  // Returns the cost of making a mask (R -> MaskP on an axis) under this layout.
   double mask_cost(const State& layout) const;
 
   const Space& space() const { return space_; }
@@ -89,18 +90,18 @@ class ShortestPaths {
     }
   };
 
-  // The placements of each axis, if all their layouts are to be priced at once; else empty.
+  // Returns the placements of each axis if all their layouts are to be priced at once, else an empty list.
   std::vector<std::vector<Placement>> placements_to_price() const;
   void price_all(const std::vector<std::vector<Placement>>& of_axis);
   // Returns true if a path may lead to `target`, with masks made at its end.
   bool may_lead_to(const Layout& target) const;
   double cost_of_masks(const Layout& target) const;
-  // Settles the next layout. False if there are no more.
+  // Settles the next layout. Returns false if there are no more.
   bool settle();
   void expand_last();
   void open(int node, double cost, bool ends);
   int node_of(const State& state);
-  // A lower bound of the cost of every layout that is not settled yet.
+  // Returns a lower bound of the cost of every layout that is not settled yet.
   double frontier() const;
 
   const std::vector<int64_t> shape_;
@@ -116,7 +117,7 @@ class ShortestPaths {
   int last_ = -1;  // the node that was settled last, until its steps are expanded
 };
 
-// The costs of all redistributions from `sources` to `targets`, as a row-major table [source][target].
+// Returns the costs of redistributions from `sources` to `targets`, as a row-major table [source][target].
 std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
                                          const std::vector<Layout>& targets, const TensorMeta& meta,
                                          const Mesh& mesh, const CostModel& model);

@@ -37,7 +37,7 @@ struct State {
   bool is_partial(int slot) const { return place.at(slot) >= kPartial; }
   PartialOp op(int slot) const { return static_cast<PartialOp>((place.at(slot) - kPartial) % kNumOps); }
 
-  // The bytes of the three lists, which are hashed and compared as words.
+  // Returns the bytes of the three lists, which are hashed and compared as words.
   std::array<uint64_t, 3> words() const { return std::bit_cast<std::array<uint64_t, 3>>(*this); }
 
   friend bool operator==(const State& a, const State& b) {
@@ -107,29 +107,29 @@ class Space {
   };
   using Visit = std::function<void(StepKind, const SlotGroup&, const State& next)>;
 
-  // A space with one target. Both constructors throw std::invalid_argument for more axes or dims than a State
-  // holds. All arguments outlive the space.
+  // Makes a space with one target. Both constructors throw std::invalid_argument for more axes or dims than a
+  // State holds. All arguments must outlive the space.
   explicit Space(const Redistribution& task);
-  // A space with many targets: all layouts of Replicate, the placements of `source` and those of
+  // Makes a space with many targets: all layouts of Replicate, the placements of `source` and those of
   // `vocabulary`. Masks are ignored.
   Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsize, const Layout& source,
         const std::vector<Placement>& vocabulary);
 
   const State& src() const { return src_; }
-  // Only in a space with one target.
+  // Returns the target, in a space with one target.
   const State& dst() const { return dst_; }
   int num_slots() const { return num_slots_; }
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
   // Returns true if src or a target has a strided shard.
   bool has_strided_shards() const { return split_factors_.size() > 1; }
-  // The slot of a mesh axis; -1 for an axis of one rank.
+  // Returns the slot of a mesh axis, or -1 for an axis of one rank.
   int slot(int64_t axis) const;
   int64_t axis(int slot) const { return axis_.at(slot); }
 
   LargestShard largest_shard(const State& state) const;
 
   int64_t num_ranks(uint32_t slots) const;
-  // The fewest bytes that the first rank can hold: its share if every axis cuts the tensor.
+  // Returns the fewest bytes that the first rank can hold: its share if every axis cuts the tensor.
   int64_t least_bytes() const;
   // Returns true if the first rank holds several elements before `dim` in memory order, whichever axes cut
   // the dims in front of it.
@@ -137,30 +137,30 @@ class Space {
 
   // Visits every step from `state`. Several steps may lead to one state.
   void expand(const State& state, const LargestShard& shard, const Visit& visit) const;
-  // Only in a space with many targets. Visits every exchange over two or three merged axes from src, which
-  // must be the last step of its path.
+  // Visits every exchange over two or three merged axes from src, which must be the last step of its path.
+  // Requires a space with many targets.
   void expand_exchanges(const Visit& visit) const;
 
   // Returns true if the slot holds a final placement, which was made for a target.
   bool is_final(const State& state, int slot) const {
     return state.place.at(slot) >= State::kFinalPartial || state.split.at(slot) >= first_final_split_;
   }
-  // `state` with final placements written as state() writes them.
+  // Returns `state` with final placements written as state() writes them.
   State without_final(State state) const;
 
-  // The state of a layout. Its split factors must occur in src or a target.
+  // Returns the state of a layout, whose split factors must occur in src or a target.
   State state(const Layout& layout) const;
-  // The State::split of a split factor; -1 if neither src nor a target has it.
+  // Returns the State::split of a split factor, or -1 if neither src nor a target has it.
   int split(int64_t factor) const;
-  // Only in a space with one target. Axes of one rank get their placements in dst.
+  // Returns the layout of a state in a space with one target. Axes of one rank get their placements in dst.
   Layout layout(const State& state) const;
 
-  // The step of this kind over `group` from `before` to `after`.
+  // Returns the step of this kind over `group` from `before` to `after`.
   Move move(StepKind kind, const SlotGroup& group, const State& before, const LargestShard& shard,
             const State& after) const;
 
-  // The kind of an exchange between shards of `slots`: permute if every rank's whole tensor goes to one rank,
-  // else all_to_all.
+  // Returns the kind of an exchange between shards of `slots`: permute if every rank sends its entire tensor
+  // to one rank, else all_to_all.
   StepKind kind_of_exchange(uint32_t slots, const State& before, const LargestShard& shard,
                             const State& after) const;
 
@@ -171,7 +171,7 @@ class Space {
     uint8_t dim;
     uint8_t split;
   };
-  // The placements of targets, beside Replicate and plain shards, that steps may make on a slot.
+  // The placements of targets, besides Replicate and plain shards, that steps may make on a slot.
   struct TargetPlacements {
     std::vector<uint8_t> partials;  // as State::place
     std::vector<Strided> strided;

@@ -9,16 +9,17 @@
 
 namespace funcol {
 
-// Uses open addressing over one array, so that a small search makes two allocations, not one for each state.
+// A hash table with open addressing over one array, so that a small search makes two allocations, not one for
+// each state.
 class StateTable {
  public:
   StateTable() : places_(kFirstPlaces, -1) { states_.reserve(kFirstPlaces / 2); }
 
   size_t size() const { return states_.size(); }
-  // Valid until the next insert().
+  // Returns the state of this number, valid until the next insert().
   const State& operator[](int number) const { return states_[number]; }
 
-  // The number of `state`; -1 if it was not inserted.
+  // Returns the number of `state`, or -1 if it was not inserted.
   int find(const State& state) const { return places_[place_of(state)]; }
 
   // Inserts `state` if it is new. Returns its number, and whether it is new.
@@ -39,7 +40,7 @@ class StateTable {
  private:
   static constexpr size_t kFirstPlaces = 128;  // the size is always a power of 2
 
-  // The index in places_ of `state`, or of the free place for it.
+  // Returns the index in places_ of `state`, or of the free place for it.
   size_t place_of(const State& state) const {
     const size_t mask = places_.size() - 1;
     size_t place = StateHash()(state) & mask;

@@ -6,20 +6,20 @@
 
 namespace funcol {
 
-// The most memory that a rank holds during a step: the caller's tensor, the step's input unless the step is
-// the first, its output, and the copies around a collective.
+// Returns the most memory that a rank holds during a step: the caller's tensor, the step's input unless the
+// step is the first, its output, and the copies around a collective.
 int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes);
 
-// The largest peak of the steps that apply and make masks; INT64_MIN if there are no such steps.
+// Returns the largest peak of the steps that apply and make masks, or INT64_MIN if there are no such steps.
 int64_t peak_bytes(const Masks& masks, const Space& space);
 
-// A step that applies or makes a mask on a tensor of `bytes`.
+// Returns the size of a step that applies or makes a mask on a tensor of `bytes`.
 StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes);
 
-// Collects the steps of a plan.
+// The steps of a plan, collected in order.
 class Steps {
  public:
-  // Begins with the steps that apply masks. All arguments outlive this.
+  // Begins with the steps that apply masks. All arguments must outlive this.
   Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs);
 
   void add(const Move& move) { add(move.size, space_.layout(move.next)); }

@@ -10,11 +10,10 @@
 namespace funcol {
 namespace {
 
-// Counts, for one rank of the target, the elements that ranks below it want of a block of the source, whether
-// or not they hold them.
+// The number of elements of each source block that the target ranks below `rank` want, held or not.
 //
 // The wanted part of a block is a product over dims. Dims that one side alone cuts are factors of one side,
-// so the ranks are first summed up by their cuts of the other dims, the mixed ones.
+// so the ranks are first summed by their cuts of the other dims, the mixed ones.
 class WantedBefore {
  public:
   WantedBefore(const TransferSide& src, const TransferSide& dst, int64_t rank) : src_(src), dst_(dst) {
@@ -86,7 +85,7 @@ class WantedBefore {
     return total;
   }
 
-  // Of the `i`-th mixed dim.
+  // Returns the number of cuts of the `i`-th mixed dim in the target.
   int64_t num_keys_of(size_t i) const {
     for (size_t dim = 0;; ++dim) {
       if (is_mixed(dim) && i-- == 0) {
@@ -101,9 +100,9 @@ class WantedBefore {
   std::vector<int64_t> sums_;     // by cuts of the mixed dims in the source; -1 where not known yet
 };
 
-// Decides who sends what. The holders of a block send a stretch each of what is asked of it, by receivers:
-// begins where that of the holder before ends, so that a stretch has few receivers, and low ones for low
-// holders.
+// The division of a transfer among senders. Each rank that holds a block sends one stretch of its requested
+// elements, which are ordered by receiver. The stretch begins where that of the previous holder ends, so it
+// has few receivers, and low-numbered ones for low-numbered holders.
 class Sharing {
  public:
   explicit Sharing(const MeshChangeTask& task)
@@ -119,7 +118,7 @@ class Sharing {
       loads.total += asked[block];
       loads.bound = std::max(loads.bound, (asked[block] + src_.num_holders() - 1) / src_.num_holders());
     }
-    std::vector<int64_t> num_placed(src_.num_blocks());  // holders of a block that were looked at
+    std::vector<int64_t> num_placed(src_.num_blocks());  // by block, the holders seen so far
     auto dst = dst_.ranks().begin();
     const auto add_receivers_below = [&](int64_t rank) {
       for (; dst != dst_.ranks().end() && dst->rank < rank; ++dst) {
@@ -174,8 +173,7 @@ class Sharing {
   }
 
  private:
-  // The elements that one rank asks of the holders of a block, and where they begin behind those of lower
-  // ranks.
+  // The elements of a block that one rank requests, and where they begin after those of lower ranks.
   struct Request {
     int64_t receiver;
     int64_t block;
@@ -198,13 +196,14 @@ class Sharing {
     loads.peak = std::max(loads.peak, before + sent + received + after);
   }
 
-  // Elements of a block that `holder` wants itself.
+  // Returns the number of elements of a block that `holder` itself wants.
   int64_t kept_by(int64_t holder, int64_t block) const {
     const auto* wants = dst_.find(holder);
     return wants != nullptr ? num_common(src_, block, dst_, wants->block) : 0;
   }
 
-  // Elements that other ranks want of a block: every block of the target goes to as many ranks.
+  // Returns the number of elements of a block that other ranks want. Every block of the target goes to
+  // equally many ranks.
   int64_t asked_of(int64_t block) const {
     int64_t asked = src_.numel(block) * dst_.num_holders();
     for (const int64_t holder : src_.holders(block)) {
@@ -213,7 +212,7 @@ class Sharing {
     return asked;
   }
 
-  // The end of the stretch that the holder at `place` sends of all that is asked of a block.
+  // Returns the end of the stretch that the holder at `place` sends of the `asked` elements of a block.
   int64_t end_of(int64_t asked, int64_t place) const {
     const int64_t num = src_.num_holders();
     // Not asked * (place + 1) / num, which may overflow.
@@ -280,7 +279,7 @@ class Sharing {
     });
   }
 
-  // The first place of a holder that `is_before` is false for.
+  // Returns the first place of a holder for which `is_before` is false.
   template <typename IsBefore>
   int64_t first_place(const IsBefore& is_before) const {
     int64_t low = 0;
@@ -306,7 +305,7 @@ class Sharing {
     }
   }
 
-  // The indices that a block of the source and one of the target have in common.
+  // Returns the indices that a block of the source and a block of the target have in common.
   std::vector<Intervals> box(int64_t src_block, int64_t dst_block) const {
     const auto src_cuts = src_.cuts_of(src_block);
     const auto dst_cuts = dst_.cuts_of(dst_block);

@@ -41,7 +41,7 @@ TransferSide::TransferSide(const char* name, const RankedMesh& mesh, const Layou
 
 void TransferSide::find_ranks(const char* name, const RankedMesh& mesh, const Layout& layout) {
   int64_t num_blocks = 1;
-  // By axis, the difference between the blocks of neighbours.
+  // By axis, the difference between the blocks of neighbors.
   std::vector<int64_t> strides(mesh.mesh.sizes.size());
   for (size_t dim = num_dims(); dim-- > 0;) {
     int64_t stride = num_blocks;

@@ -12,7 +12,7 @@
 namespace funcol {
 
 // One end of a move: the blocks into which its layout cuts the tensor, and the ranks that hold them. A block
-// is a cut of each dim; blocks count up along the last dim first. Equally many ranks hold each.
+// is a cut of each dim; blocks are numbered along the last dim first. Equally many ranks hold each block.
 class TransferSide {
  public:
   struct Rank {
@@ -20,14 +20,14 @@ class TransferSide {
     int64_t block;
   };
 
-  // `name`, "the source" or "the target", is for messages. Throws what plan_transfer() throws.
+  // Throws what plan_transfer() throws. `name` is "the source" or "the target", for error messages.
   TransferSide(const char* name, const RankedMesh& mesh, const Layout& layout,
                const std::vector<int64_t>& shape);
 
   size_t num_dims() const { return cuts_.size(); }
   int64_t num_cuts(size_t dim) const { return std::ssize(cuts_[dim]); }
   const Intervals& indices(size_t dim, int64_t cut) const { return cuts_[dim][cut]; }
-  // The cuts of a block, by dim.
+  // Returns the cuts of a block, by dim.
   std::vector<int64_t> cuts_of(int64_t block) const {
     std::vector<int64_t> cuts(num_dims());
     for (size_t dim = num_dims(); dim-- > 0;) {
@@ -47,7 +47,7 @@ class TransferSide {
 
   int64_t num_blocks() const { return std::ssize(ranks_) / num_holders_; }
   int64_t num_holders() const { return num_holders_; }  // of a block
-  // The ranks that hold a block, ascending.
+  // Returns the ranks that hold a block, ascending.
   std::span<const int64_t> holders(int64_t block) const {
     return {by_block_.data() + block * num_holders_, static_cast<size_t>(num_holders_)};
   }
@@ -66,16 +66,16 @@ class TransferSide {
   int64_t num_holders_ = 1;
 };
 
-// How many elements two blocks have in common.
+// Returns the number of elements that two blocks have in common.
 int64_t num_common(const TransferSide& a, int64_t block_of_a, const TransferSide& b, int64_t block_of_b);
 
-// A cut, and how many of its indices some others have.
+// A cut, and the number of its indices that others share.
 struct CutShare {
   int64_t cut;
   int64_t size;
 };
 
-// The cuts of a dim of `side` that have any of `indices`.
+// Returns the cuts of a dim of `side` that have any of `indices`.
 std::vector<CutShare> shares_of(const Intervals& indices, const TransferSide& side, size_t dim);
 
 // Calls visit(block, size) for the blocks of `other` that have `size` > 0 elements of a block of `side`.

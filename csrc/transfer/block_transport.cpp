@@ -154,7 +154,7 @@ void BlockTransport::unpack_into(const at::Tensor& received, const at::Tensor& o
   fill(out, received_blocks(received), cuts, selection);
 }
 
-// assemble() into `out`.
+// Assembles the blocks like assemble(), but into `out`.
 void BlockTransport::fill(const at::Tensor& out, const std::vector<at::Tensor>& blocks,
                           std::vector<int64_t>& cuts, Selection& selection) const {
   const size_t dim = cuts.size();
@@ -173,7 +173,8 @@ void BlockTransport::fill(const at::Tensor& out, const std::vector<at::Tensor>& 
   }
 }
 
-// The part of the new tensor whose first dims come from `cuts` and, within those blocks, from `selection`.
+// Returns the part of the new tensor whose first dims come from `cuts` and, within those blocks, from
+// `selection`.
 at::Tensor BlockTransport::assemble(const std::vector<at::Tensor>& blocks, std::vector<int64_t>& cuts,
                                     Selection& selection) const {
   const size_t dim = cuts.size();

@@ -9,7 +9,7 @@
 
 namespace funcol {
 
-// One rank's buffers in an exchange: flat tensors of a block a rank, in rank order.
+// One rank's buffers in an exchange: flat tensors of one block per rank, in rank order.
 class BlockTransport {
  public:
   explicit BlockTransport(Exchange exchange);
@@ -20,12 +20,12 @@ class BlockTransport {
   // Returns true if the blocks make up all of the new tensor.
   bool is_complete() const;
 
-  // At most one copy where the blocks are equal shares of one dim, none where one block is the whole tensor.
-  // Every layer of PyTorch sees the operators.
+  // Packs or unpacks by operators that every layer of PyTorch sees: with at most one copy if the blocks are
+  // equal shares of one dim, without any if one block is all of the tensor.
   at::Tensor pack(const at::Tensor& local) const;
   at::Tensor unpack(const at::Tensor& received) const;
 
-  // The same for plain tensors, in one pass over the data. pack_plain() waits for `local`; unpack_into()
+  // Does the same for plain tensors, in one pass over the data. pack_plain() waits for `local`; unpack_into()
   // fills the contiguous `out`, of shape_after().
   at::Tensor pack_plain(const at::Tensor& local) const;
   void unpack_into(const at::Tensor& received, const at::Tensor& out) const;

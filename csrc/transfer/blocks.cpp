@@ -38,7 +38,7 @@ IndicesByDim indices_by_dim(const Layout& layout, const Mesh& mesh, const std::v
   return indices;
 }
 
-// By dim, the axes among `axes` that cut it.
+// Returns, by dim, the axes among `axes` that cut it.
 std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axes, size_t num_dims) {
   std::vector<std::vector<int64_t>> cutting(num_dims);
   for (size_t dim = 0; dim < num_dims; ++dim) {
@@ -63,7 +63,7 @@ bool agree_on(const Coordinate& a, const Coordinate& b, const std::vector<int64_
   return std::ranges::all_of(axes, [&](int64_t axis) { return a[axis] == b[axis]; });
 }
 
-// The axes of a group on which its ranks hold the same before an exchange.
+// Returns the axes of a group on which its ranks hold the same block before an exchange.
 std::vector<int64_t> replicating_axes(const Mesh& mesh, const Layout& before, const Layout& after,
                                       AxisSet axes) {
   std::vector<int64_t> replicating;
@@ -88,7 +88,7 @@ struct RankIndices {
   IndicesByDim after;
 };
 
-// Adds the blocks between this rank and another one: empty unless they `talk`.
+// Adds the blocks between this rank and another one, which are empty unless they `talk`.
 void add_blocks(const RankIndices& own, const RankIndices& other, bool talk, Exchange& exchange) {
   auto& sent = exchange.sent.emplace_back();
   auto& received = exchange.received.emplace_back();
@@ -102,7 +102,7 @@ void add_blocks(const RankIndices& own, const RankIndices& other, bool talk, Exc
   }
 }
 
-// The pieces of the cuts of dim `dim` that make up the indices `wanted`.
+// Returns the pieces of the cuts of dim `dim` that make up the indices `wanted`.
 std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim, int64_t size,
                              const Intervals& wanted, const std::vector<int64_t>& axes, int64_t num_cuts,
                              Coordinate coordinate) {

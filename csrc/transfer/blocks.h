@@ -13,15 +13,15 @@
 
 namespace funcol {
 
-// The positions, in a tensor of the indices `held`, of the indices that `wanted` and `held` share. Both
-// ascend, and so does the result. Worked case: {2, 4} in {0, 3} {5, 3} is {2, 2}: index 2 at position 2,
+// Returns the positions, in a tensor of the indices `held`, of the indices that `wanted` and `held` share.
+// Both ascend, and so does the result. Worked case: {2, 4} in {0, 3} {5, 3} is {2, 2}: index 2 at position 2,
 // index 5 at position 3.
 Intervals positions(const Intervals& wanted, const Intervals& held);
 
-// The indices in both.
+// Returns the indices in both.
 Intervals intersection(const Intervals& a, const Intervals& b);
 
-// Positions of one dim, in the order wanted, which need not ascend.
+// Positions of one dim in the wanted order, which need not ascend.
 struct DimSelection {
   int64_t dim;
   Intervals positions;
@@ -63,15 +63,15 @@ struct Exchange {
   std::vector<int64_t> num_cuts;           // by dim
   std::vector<int64_t> sources;            // the group ranks that send the blocks, by block
 
-  // Blocks count up along the last dim first. The cuts of a block, one a dim:
+  // Returns the cuts of a block, one per dim. Blocks are numbered along the last dim first.
   std::vector<int64_t> cuts_of(size_t block) const;
-  // The group rank that sends the block with these cuts.
+  // Returns the group rank that sends the block with these cuts.
   int64_t source(const std::vector<int64_t>& cuts) const;
 };
 
-// The exchange, for the rank `ranks.own()`, from `before` to `after`. Both shard or replicate on the group's
-// axes. Where several ranks of the group hold the same block, a receiver takes it from the one with its own
-// coordinate on the axes that replicate: from itself if it holds the block.
+// Returns the exchange, for the rank `ranks.own()`, from `before` to `after`. Both shard or replicate on the
+// group's axes. If several ranks of the group hold the same block, a receiver takes it from the rank with its
+// own coordinate on the axes that replicate: from itself if it holds the block.
 Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& after,
                        const std::vector<int64_t>& shape, const GroupRanks& ranks);
 

@@ -66,7 +66,7 @@ BoxCopy::BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>&
     const int64_t size = size_of(runs[dim]);
     numel_ *= size;
     if (dim > 0 && is_whole(runs[dim], from_shape[dim], to_shape[dim])) {
-      // Rows of the dim before, that many times as long.
+      // Makes the rows of the dim before `size` times as long.
       for (auto& run : runs_.back()) {
         run = {run.from * size, run.to * size, run.size * size};
       }

@@ -12,7 +12,7 @@
 
 namespace funcol {
 
-// Neighbouring positions along a dim: where they are read, where they are written.
+// A run of neighboring positions along a dim: where it is read and where it is written.
 struct Run {
   int64_t from = 0;
   int64_t to = 0;
@@ -21,7 +21,7 @@ struct Run {
   friend bool operator==(const Run&, const Run&) = default;
 };
 
-// Copies the product of the runs of all dims from one contiguous array to another.
+// A copy of the product of the runs of all dims from one contiguous array to another.
 //
 // Worked case, the second of two equal column blocks of a (2, 6) tensor into a (2, 3) block: runs {0, 0, 2}
 // and {3, 0, 3}; elements 3 4 5 9 10 11 become 0 to 5.
@@ -32,11 +32,11 @@ class BoxCopy {
 
   int64_t numel() const { return numel_; }
 
-  // Where the elements go, if they lie together and in order both before and after; -1 if they do not.
+  // Returns the target position of the copy if it is one run from position 0 of its source, else -1.
   int64_t place() const;
 
-  // Both tensors are contiguous, with one dtype and device. The arrays begin at their elements `from_begin`
-  // and `to_begin`. On CUDA the copy runs on the current stream.
+  // Copies between contiguous tensors of the same dtype and device. The arrays begin at their elements
+  // `from_begin` and `to_begin`. On CUDA the copy runs on the current stream.
   void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;
 
   // Returns true if rows in at most two outer dims make up the copy, as for_each_rows() needs.
@@ -47,24 +47,25 @@ class BoxCopy {
   void for_each_rows(const char* from, char* to, int64_t itemsize,
                      const std::function<void(const kernels::RowBox&)>& take) const;
 
-  // run() by operators that every layer of PyTorch sees.
+  // Copies like run(), by operators that every layer of PyTorch sees.
   void run_by_operators(const at::Tensor& from, int64_t from_begin, const at::Tensor& to,
                         int64_t to_begin) const;
 
  private:
-  std::vector<std::vector<Run>> runs_;  // by dim; dims that are whole on both sides are one with those before
+  std::vector<std::vector<Run>>
+      runs_;  // by dim; a dim that is full on both sides is merged into the one before
   std::vector<int64_t> from_strides_;
   std::vector<int64_t> to_strides_;
   int64_t numel_ = 1;
 };
 
-// A run over all of each dim.
+// Returns a run over all of each dim.
 std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape);
 
-// The runs from a whole dim to a shard of these positions, in their order.
+// Returns the runs from a full dim to a shard of these positions, in their order.
 std::vector<Run> runs_to_shard(const Intervals& positions);
 
-// The copy from a tensor of `shape` to its selection.
+// Returns the copy from a tensor of `shape` to its selection.
 BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape);
 
 }  // namespace funcol

@@ -1,8 +1,8 @@
 // Tensors that are moved at once and taken one by one.
 //
-// Until a tensor is taken, its data is in a buffer alone. So a bucket holds its tensors once, and beside them
-// the one that was taken last. Worked case, ten weights gathered over 4 ranks: one all_gather into a buffer
-// of their size; each take() copies one weight out of it.
+// Until a tensor is taken, its data is only in a buffer. So a bucket holds its tensors once, and besides them
+// the tensor taken last. Worked case, ten weights gathered over 4 ranks: one all_gather into a buffer of
+// their size; each take() copies one weight out of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,19 +15,19 @@
 
 namespace funcol {
 
-// Each item ends in an all_gather, an all_reduce, or the exchange to one rank.
+// A bucket of items, each of which ends in an all_gather, an all_reduce, or the exchange to one rank.
 class Bucket {
  public:
-  // The items have been checked, as Execution::check() does.
+  // Takes items that Execution::check() has accepted.
   explicit Bucket(std::vector<TransferItem> items)
       : items_(std::move(items)), moving_of_(items_.size(), -1) {}
 
-  // One collective for each step and kind of move; those before the last are waited for. Nothing watches, and
-  // no gradient is recorded.
+  // Starts one collective for each step and kind of move, and waits for those before the last. Precondition:
+  // no layer of PyTorch observes operations, and no gradient is recorded.
   void start();
 
-  // The items' tensors, in their order: in memory of their own, or the item's local tensor if it takes no
-  // steps. Waits for the collective that brings it. Undefined after the last one.
+  // Returns the next item's tensor: in memory of its own, or the item's local tensor if it takes no steps.
+  // Waits for the collective that brings it. Returns an undefined tensor after the last one.
   at::Tensor take();
 
  private:

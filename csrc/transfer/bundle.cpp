@@ -109,7 +109,7 @@ void Bundle::finish(std::vector<at::Tensor>& results) {
     if (!async_op_ && has_steps) {
       settle(result);
     }
-    // It travelled with tensors that need gradients.
+    // Detaches a result that traveled with tensors that need gradients.
     if (is_watched_ && result.requires_grad() && !items_[i]->local.requires_grad()) {
       result = result.detach();
     }

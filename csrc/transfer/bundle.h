@@ -18,28 +18,29 @@ namespace funcol {
 // small tensors.
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
-// Items that go together, and their tensors after the steps so far. Their programs have nothing after the
+// Items that go together, and their tensors after the steps so far. Their programs have no part after the
 // exchange, which is the last step.
 class Bundle {
  public:
-  // `is_watched`: a layer of PyTorch watches, or a tensor needs a gradient. No item has an exchange then.
+  // Makes a bundle for items like `item`. `is_watched` means that a layer of PyTorch observes operations, or
+  // that a tensor needs a gradient. No item has an exchange then.
   Bundle(const TransferItem& item, bool async_op, bool is_watched)
       : first_(&item), async_op_(async_op), is_watched_(is_watched) {}
 
-  // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
+  // Adds `item`, or returns false if is_alike() is false or the sum would exceed `together_bytes`.
   bool add(const TransferItem& item, size_t index, int64_t together_bytes);
   // Returns true if one collective can move both `item` and the bundle's items at each step.
   bool is_alike(const TransferItem& item) const;
 
   size_t num_steps() const { return num_executed() + (program().exchange ? 1 : 0); }
   void take_step(size_t index);
-  // After all steps: puts each item's tensor at its index.
+  // Puts each item's tensor at its index, after all steps.
   void finish(std::vector<at::Tensor>& results);
 
-  // Instead of the last step and finish(): starts that step, whose results are made one by one. Not for
-  // bundles without steps.
+  // Starts the last step, whose results are made one by one, and which replaces take_step() and finish(). Not
+  // for bundles without steps.
   FlatResults start_last_step();
-  // Completes such a result.
+  // Completes a result of the last step.
   at::Tensor finish_last(size_t item, at::Tensor moved) const;
 
   const std::vector<size_t>& indices() const { return indices_; }
@@ -63,7 +64,7 @@ class Bundle {
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
-// The bundles of `items`, in the order in which they begin. `items` outlive them.
+// Returns the bundles of `items`, in the order in which they begin. `items` must outlive them.
 std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
                                bool is_watched = false);
 

@@ -23,7 +23,7 @@ namespace {
 
 using c10::IValue;
 
-// The size of each rank's shard, as the argument split_sizes of the ops: none where all are equal.
+// The size of each rank's shard, as the argument split_sizes of the ops: nullopt if all are equal.
 class ShardSizes {
  public:
   void add(int64_t size) {
@@ -43,7 +43,7 @@ class ShardSizes {
   bool is_equal_ = true;
 };
 
-// The output of a collective, once it has arrived.
+// Waits for a collective, and returns its output.
 at::Tensor arrived(StartedCollective start) {
   sweep_some_orphans();
   auto output = start.outputs[0];
@@ -122,8 +122,8 @@ class AllGather final : public CommunicatingStep {
   Selection reorder_;  // from rank order to index order
 };
 
-// A step that reduces the partials of all its axes together. Beside sums, an average is a sum that is divided
-// in the end.
+// A step that reduces the partials of all its axes together. Among sums, an average is a sum that is divided
+// at the end.
 class ReducingStep : public CommunicatingStep {
  public:
   explicit ReducingStep(const StepGeometry& geometry) : CommunicatingStep(geometry) {
@@ -256,7 +256,7 @@ class AllToAll final : public CommunicatingStep {
     set_flat(packed_all_to_all(group_, exchange), geometry);
   }
 
-  // The exchange of a tensor that nobody watches, which is unpacked as it is settled.
+  // Starts the exchange of a tensor that no layer observes, which is unpacked when it is settled.
   StartedCollective start(const LocalTensor& local) const {
     const BelowAutograd below_autograd;
     auto packed = transport_->pack_plain(local.tensor);

@@ -22,14 +22,14 @@ bool can_split(PartialOp op) {
   return op == PartialOp::kSum || op == PartialOp::kAvg || op == PartialOp::kMin || op == PartialOp::kMax;
 }
 
-// A view of the rank's shard of `tensor`, or a copy where its parts do not lie together.
+// Returns a view of the rank's shard of `tensor`, or a copy if the parts of the shard do not lie together.
 at::Tensor shard_of(const at::Tensor& tensor, const Placement& placement, int64_t num_ranks, int64_t rank) {
   const auto dim = placement.dim;
   return select(tensor,
                 {{dim, funcol::cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
 }
 
-// `shard`, contiguous, with zeros after it up to `length` along `dim`.
+// Returns `shard`, contiguous, padded with zeros up to `length` along `dim`.
 at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
   if (shard.size(dim) == length) {
     return shard.contiguous();
@@ -72,14 +72,15 @@ class Distributor {
   size_t num_axes() const { return how_.placements.size(); }
   int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
   int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
-  // The index along the axis of a rank of its group: groups count ranks as the world does, meshes need not.
+  // Returns the index along the axis of a group rank. Groups number ranks like the world, meshes need not.
   int64_t index_of(size_t axis, int64_t group_rank) const {
     const auto& members = axis_groups_[axis].members;
     return members.empty() ? group_rank : members[group_rank];
   }
   bool sends(size_t axis) const { return rank(axis) == index_of(axis, source_); }
 
-  // `cut_out` in memory of its own: with its strides in `whole`, or contiguous where replicas follow.
+  // Returns `cut_out`, in memory of its own if an axis cuts: with its strides in `whole`, or contiguous if
+  // replicas follow.
   at::Tensor alone(const at::Tensor& cut_out, const at::Tensor& whole) const {
     const auto& placements = how_.placements;
     const auto num_cuts = std::ranges::count_if(placements, [](const auto& one) { return one.is_shard(); });
@@ -132,7 +133,7 @@ class Distributor {
     return placement.is_partial() && placement.op == PartialOp::kSum ? local / num_ranks(axis) : local;
   }
 
-  // Raises where agreement is checked and the ranks are about to do different things.
+  // Returns the axis's group. Raises if agreement is checked and the ranks are about to do different things.
   c10d::ProcessGroup& agreed_group(size_t axis, const at::Tensor& tensor) const {
     auto& group = *groups_[axis];
     if (agreement_is_checked() && !has_active_layers()) {
@@ -142,7 +143,7 @@ class Distributor {
     return group;
   }
 
-  // A backend that returns no Work has waited itself.
+  // Waits for `work`, unless it is null: the backend has then waited itself.
   static void finish(const c10::intrusive_ptr<c10d::Work>& work) {
     if (work) {
       work->wait();

@@ -32,7 +32,7 @@ bool is_unseen_on_cpu(const at::Tensor& tensor) {
          !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// Returns the axes that cut `dim` in front of `axis`, first cut first; nothing if `axis` does not cut it.
+// Returns the axes that cut `dim` in front of `axis`, first cut first, or nullopt if `axis` does not cut it.
 std::optional<std::vector<int64_t>> axes_in_front(const Layout& layout, size_t dim, int64_t axis) {
   if (dim >= layout.order.size()) {
     return std::nullopt;
@@ -42,7 +42,7 @@ std::optional<std::vector<int64_t>> axes_in_front(const Layout& layout, size_t d
   return found == axes.end() ? std::nullopt : std::optional(std::vector(axes.begin(), found));
 }
 
-// Returns true if other axes cut a dim in front of an axis of several ranks before than after.
+// Returns true if the axes that cut a dim in front of an axis of several ranks change from src to dst.
 bool cuts_anew(const Plan& plan) {
   for (size_t dim = 0; dim < plan.shape.size(); ++dim) {
     for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {

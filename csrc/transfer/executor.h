@@ -1,7 +1,7 @@
 // Runs a plan on the tensor of one rank.
 //
 // Steps follow each other on pending tensors: no step waits by itself, and the last result may stay pending.
-// Where a layer of PyTorch watches, or a gradient is needed, all steps go through the dispatcher: as
+// If a layer of PyTorch observes operations, or a gradient is needed, all steps go through the dispatcher: as
 // functional collectives, with layout changes around them.
 //
 // Worked case, (5, 3) S(0)S(0) -> RR on 2 x 2 ranks, one all_gather over both axes: the ranks hold rows 0 1,
@@ -38,29 +38,29 @@ RedistributionCounts redistribution_counts() noexcept;
 class LocalStep;
 struct LocalTensor;
 
-// A plan made ready for one rank: sizes and positions are computed, groups found.
+// A plan prepared for one rank: its sizes and positions are computed, and its groups found.
 class Execution {
  public:
-  // ValueError if a step runs along axes that `groups` does not have.
+  // Raises ValueError if a step runs along axes that `groups` does not have.
   Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate);
   ~Execution();
   Execution(Execution&&) noexcept;
   Execution& operator=(Execution&&) noexcept;
 
-  // The rank's tensor in the plan's dst layout: contiguous and in memory of its own if the plan has steps,
-  // else unmoved(). It is pending only with `async_op`.
-  // ValueError, before anything is sent, if `local` does not fit.
+  // Returns the rank's tensor in the plan's dst layout: contiguous and in memory of its own if the plan has
+  // steps, else unmoved(). The result is pending only with `async_op`. Raises ValueError, before anything is
+  // sent, if `local` does not fit.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
   // Returns the result of a plan without steps: `local` itself, as in PyTorch, since axes of one rank move
-  // nothing. But where one starts or stops to cut a dim before an axis of several ranks, PyTorch returns a
-  // contiguous copy, and so does this: on a (1, 2) mesh RS(0)->S(0)S(0).
+  // nothing. But if such an axis starts or stops cutting a dim before an axis of several ranks, PyTorch
+  // returns a contiguous copy, and so does this: on a (1, 2) mesh RS(0)->S(0)S(0).
   at::Tensor unmoved(const at::Tensor& local) const;
 
-  // False once a group of the steps was aborted or reconfigured: check() raises then.
+  // Returns false once a group of the steps was aborted or reconfigured: check() raises then.
   bool is_current() const;
 
-  // The shape of this rank's tensor in the plan's src layout.
+  // Returns the shape of this rank's tensor in the plan's src layout.
   const std::vector<int64_t>& shape_before() const { return shape_before_; }
   // Returns true if `local` has that shape, or if both are empty.
   bool fits(const at::Tensor& local) const;
@@ -71,8 +71,8 @@ class Execution {
   // aborted or reconfigured.
   void check(const at::Tensor& local) const;
 
-  // Executions on one mesh have the same one if one collective can serve them at each step, whatever their
-  // sizes.
+  // Returns an id that is the same for executions on one mesh if one collective can handle them at each step,
+  // whatever their sizes.
   const SharedSignature& steps_id() const { return steps_id_; }
   const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
   // Describes step `index` in messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
@@ -81,7 +81,7 @@ class Execution {
   size_t heap_bytes() const;
   // Adds a run of the plan to redistribution_counts(); run() does so itself.
   void count_run() const noexcept;
-  // The plan in PyTorch's arrow notation: "S(0)R->RR".
+  // Returns the plan in PyTorch's arrow notation: "S(0)R->RR".
   const std::string& trace() const { return trace_; }
 
  private:
@@ -98,7 +98,7 @@ class Execution {
   bool copies_;  // in unmoved()
 };
 
-// The tensor after the last step as run() returns it, except that it may be pending.
+// Returns the tensor after the last step like run(), except that it may be pending.
 at::Tensor own_result(const LocalTensor& local);
 
 }  // namespace funcol

@@ -18,22 +18,22 @@ namespace funcol {
 // A process group along axes of a mesh.
 struct AxisGroup {
   c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
-  // By group rank, the rank's number when ranks count up along the last axis first; empty if the two agree.
+  // By group rank, the row-major number of its coordinate on the axes; empty if both are always equal.
   std::vector<int64_t> members;
   GroupRef ref = {};  // the group as it was when its mesh was first seen
 };
 using AxisGroups = std::map<AxisSet, AxisGroup>;
 
-// Returns true if the group was neither aborted nor reconfigured since its mesh was first seen. If it was,
-// its ranks may be others now.
+// Returns true if the group was neither aborted nor reconfigured since its mesh was first seen. If it was, it
+// may have other ranks now.
 bool is_current(const GroupRef& group);
 
-// ValueError naming `op` if not.
+// Raises ValueError naming `op` unless is_current(group).
 void check_is_current(const GroupRef& group, const char* op);
 
 class GroupRanks {
  public:
-  // `members` is that of the AxisGroup. The mesh is referred to, not copied.
+  // Keeps a reference to `mesh`, not a copy. `members` is that of the AxisGroup.
   GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members = {});
 
   int64_t size() const { return static_cast<int64_t>(coordinates_.size()); }
@@ -41,7 +41,7 @@ class GroupRanks {
   int64_t own_rank() const { return rank_of(own_); }
   const Coordinate& own() const { return own_; }
   const Coordinate& coordinate(int64_t rank) const { return coordinates_[rank]; }
-  // The group rank at `coordinate`, which differs from own() on the group's axes alone.
+  // Returns the group rank at `coordinate`, which differs from own() on the group's axes alone.
   int64_t rank_of(const Coordinate& coordinate) const;
 
  private:

@@ -27,7 +27,7 @@ class Split final : public LocalStep {
     return {select(local.tensor, selection_), is_callers, is_callers && local.may_change};
   }
 
-  // Copies at once, as own_result() would copy a view.
+  // Copies at once, because own_result() would copy a view.
   LocalTensor run_plain(const LocalTensor& local, const MaskHooks& masks) const override {
     settle(local.tensor);
     if (!local.tensor.is_contiguous() || local.tensor.is_conj() || local.tensor.is_neg()) {
@@ -38,7 +38,7 @@ class Split final : public LocalStep {
     return {shard, false};
   }
 
-  // ATen copies much on several threads.
+  // Leaves large copies to ATen, which uses several threads.
   LocalTensor run_now(const LocalTensor& local, const MaskHooks& masks) const override {
     return copy_.numel() <= at::internal::GRAIN_SIZE ? run_plain(local, masks) : run(local, masks);
   }
@@ -63,7 +63,7 @@ class Split final : public LocalStep {
   std::vector<int64_t> shape_after_;
 };
 
-// To a partial value: the rank's tensor among neutral elements.
+// The step to a partial value: the rank's tensor among neutral elements.
 class Embed final : public LocalStep {
  public:
   explicit Embed(const StepGeometry& geometry) : shape_(geometry.shape.size()) {
@@ -116,7 +116,7 @@ class Embed final : public LocalStep {
     return like.new_full(shape, neutral_element(op_, like.scalar_type()));
   }
 
-  // `tensor` with its indices of `dim` at the positions `runs`.
+  // Returns `tensor` with its indices of `dim` at the positions `runs`, among neutral elements.
   at::Tensor embed(const at::Tensor& tensor, int64_t dim, const Intervals& runs) const {
     auto shape = tensor.sizes().vec();
     std::vector<at::Tensor> parts;

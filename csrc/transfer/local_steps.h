@@ -24,12 +24,12 @@ class LocalStep {
   virtual ~LocalStep() = default;
   virtual LocalTensor run(const LocalTensor& local, const MaskHooks& masks) const = 0;
 
-  // run() for a tensor that no layer watches and that needs no gradient.
+  // Runs the step on a tensor that no layer observes and that needs no gradient.
   virtual LocalTensor run_plain(const LocalTensor& local, const MaskHooks& masks) const {
     return run(local, masks);
   }
 
-  // run_plain() on the CPU: bypasses the dispatcher, and returns once the result has arrived.
+  // Runs like run_plain(), on the CPU: bypasses the dispatcher, and returns once the result has arrived.
   virtual LocalTensor run_now(const LocalTensor& local, const MaskHooks& masks) const {
     return run(local, masks);
   }
@@ -37,13 +37,13 @@ class LocalStep {
   // Raises what run() would raise for a tensor of this dtype and device before it sends anything.
   virtual void check(const at::Tensor& /*tensor*/) const {}
 
-  // The step as a part of a collective of several tensors; null if it sends nothing. finish() completes the
-  // result of that collective.
+  // Returns the step as a part of a collective of several tensors, or null if it sends nothing. finish()
+  // completes the result of that collective.
   virtual std::shared_ptr<const PackedExchange> flat() const { return nullptr; }
   virtual at::Tensor finish(at::Tensor moved) const { return moved; }
 };
 
-// `step` of `plan` for the rank at `coordinate`. Throws if the plan contradicts itself or a group is missing.
+// Makes `step` for the rank at `coordinate`. Throws if the plan contradicts itself or a group is missing.
 std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, const AxisGroups& groups,
                                            const Coordinate& coordinate);
 

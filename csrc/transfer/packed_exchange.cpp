@@ -23,7 +23,7 @@ std::vector<Run> reversed(std::vector<Run> runs) {
   return runs;
 }
 
-// Calls visit(shape, runs from the whole tensor) for the shard of each rank.
+// Calls visit(shape, runs from the full tensor) for the shard of each rank.
 template <typename Visit>
 void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
                     const std::vector<int64_t>& whole_shape, const Visit& visit) {
@@ -34,7 +34,7 @@ void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
   }
 }
 
-// The copy from the block of `rank`, which has these cuts, to the new tensor.
+// Returns the copy from the block of `rank`, which has these cuts, to the new tensor.
 BoxCopy received_block(const Exchange& exchange, const std::vector<int64_t>& cuts, int64_t rank) {
   std::vector<std::vector<Run>> runs;
   for (size_t dim = 0; dim < exchange.pieces.size(); ++dim) {
@@ -73,7 +73,7 @@ class Signatures {
     const std::unique_ptr<const std::string> owned(gone);
     const std::scoped_lock lock(mutex_);
     const auto found = living_.find(*gone);
-    if (found != living_.end() && found->second.expired()) {  // an equal one may have come meanwhile
+    if (found != living_.end() && found->second.expired()) {  // an equal one may have been added since
       living_.erase(found);
     }
   }

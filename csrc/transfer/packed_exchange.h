@@ -2,7 +2,7 @@
 //
 // A rank sends one flat buffer and receives one. Worked case, two ranks that gather tensors of 2 and of 3
 // elements: each sends 5 elements; of the 10 received, 0 1 and 5 6 are the first tensor, 2 to 4 and 7 to 9
-// the second. The part that a rank gathers of itself is packed into its place among the received ones.
+// the second. A rank packs its own part into its place among the received ones.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -26,7 +26,7 @@ struct PeerBlock {
   BoxCopy copy;
 };
 
-// For one rank.
+// One rank's part of a step.
 struct PackedExchange {
   StepKind kind;
   c10::IValue group;
@@ -36,31 +36,31 @@ struct PackedExchange {
   // By rank. An all_gather sends one block, its own; a reduce_scatter receives one; an all_reduce has none.
   std::vector<PeerBlock> sent = {};      // from the tensor to the buffer
   std::vector<PeerBlock> received = {};  // from the buffer to the new tensor
-  std::optional<BoxCopy> kept = {};      // from the tensor to the new one, past the buffers
+  std::optional<BoxCopy> kept = {};      // from the tensor to the new one, bypassing the buffers
   std::vector<int64_t> shape_after = {};
-  bool communicates = true;  // any rank
-  // Some ranks of the group take no part and need not call: ranks send and receive in pairs.
+  bool communicates = true;  // whether any rank sends
+  // Whether ranks send and receive in pairs: some ranks of the group take no part and need not call.
   bool in_pairs = false;
   std::string participants = {};  // in pairs: the ranks that take part, as text
-  // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, beside
+  // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, besides
   // sizes of buffers, which tensors of other dims or in another order may share.
   std::string description = {};
 
-  // Elements that arrive for this step, padding included: the same on all ranks of the group for an
-  // all_gather.
+  // Returns the number of elements that arrive for this step, including padding: the same on all ranks of the
+  // group for an all_gather.
   int64_t num_received() const;
 
-  // Equal for steps that one collective can do, whatever their sizes, if their tensors have one dtype and
-  // device.
+  // Returns a text that is equal for steps that one collective can do, whatever their sizes, if their tensors
+  // have the same dtype and device.
   std::string signature() const;
 };
 
-// A signature of one or several steps: while it lives, equal ones are the same object.
+// A signature of one or several steps. While it lives, equal signatures are the same object.
 using SharedSignature = std::shared_ptr<const std::string>;
 SharedSignature shared_signature(const std::string& signature);
 size_t num_shared_signatures();  // that live
 
-// Gather and scatter along `dim`: `shards` has, by rank, the positions of its shard in the whole tensor.
+// Makes a gather or scatter along `dim`. `shards` has the positions of each rank's shard in the full tensor.
 PackedExchange packed_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
                                  std::vector<int64_t> whole_shape, int64_t own_rank);
 PackedExchange packed_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t dim,

@@ -17,11 +17,11 @@ namespace funcol {
 
 using ExecutionPtr = std::shared_ptr<const Execution>;
 
-// A plan made ready for this rank: its parts one after the other, of which any may be missing. All are on a
-// rank outside of both meshes.
+// A plan prepared for this rank: its parts in order, any of which may be missing. All are missing on a rank
+// outside of both meshes.
 struct TransferProgram {
   TransferProgram() = default;
-  // Within one mesh.
+  // Makes a program within one mesh.
   explicit TransferProgram(ExecutionPtr steps) : before(std::move(steps)), bytes(before->peak_bytes()) {}
 
   void set_exchange(PackedExchange with_peers);
@@ -32,13 +32,13 @@ struct TransferProgram {
   SharedSignature exchange_id;                     // equal for exchanges that one collective can do
   ExecutionPtr after;                              // on the mesh that it goes to
   int64_t bytes = 0;                               // the most memory that a rank needs; equal on all ranks
-  // Of this rank's tensor between meshes, which `before` need not check; none outside of the first mesh.
+  // Between meshes, this rank's shape, which `before` need not check; nullopt outside of the first mesh.
   std::optional<std::vector<int64_t>> shape_before;
   std::string src;  // the layout before, as text, for messages
 };
 using ProgramPtr = std::shared_ptr<const TransferProgram>;
 
-// The operations of a masked partial are those of this tensor alone.
+// A tensor and the program that moves it. `masks` has the operations of this tensor's masked partials alone.
 struct TransferItem {
   ProgramPtr program;
   at::Tensor local;  // on a rank outside of the first mesh, any tensor of the dtype and device

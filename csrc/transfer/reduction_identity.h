@@ -8,8 +8,8 @@
 
 namespace funcol {
 
-// The x for which op(x, y) == y for every y of this dtype. For bools "sum" and "product" are "or" and "and".
-// TypeError for minima and maxima of complex numbers. Callers never pass avg, which has none.
+// Returns the x for which op(x, y) == y for every y of this dtype. For bools "sum" and "product" are "or" and
+// "and". Raises TypeError for minima and maxima of complex numbers. Callers never pass avg, which has none.
 c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype);
 
 }  // namespace funcol

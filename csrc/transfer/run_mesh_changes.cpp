@@ -17,7 +17,7 @@ namespace {
 
 using Items = std::vector<TransferItem>;
 
-// The numbers of the items that travel together: of one dtype, within a bound. Equal on all ranks.
+// Returns the numbers of the items that travel together: of one dtype, within a bound. Equal on all ranks.
 std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together_bytes) {
   struct Open {
     size_t batch = 0;
@@ -42,7 +42,7 @@ std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together
 // The items of a batch, whose tensors it replaces step by step.
 class Batch {
  public:
-  // Runs what comes before the transfers, and starts these, from `scratch` if it is large enough.
+  // Runs the parts before the transfers, and starts the transfers, from `scratch` if it is large enough.
   Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes, at::Tensor scratch)
       : items_(&items),
         indices_(std::move(indices)),
@@ -68,7 +68,7 @@ class Batch {
 
   // Returns the buffer that was sent, once the new tensors have arrived, or an undefined tensor. The batch
   // after the next uses it again: an allocator that does not fit an aligned block into the hole of an equal
-  // one, as glibc's before 2.38, would take new memory for each.
+  // one, such as glibc's before 2.38, would take new memory for each.
   at::Tensor finish() {
     if (pending_ && !async_op_) {
       pending_->settle();
@@ -84,7 +84,7 @@ class Batch {
   }
 
  private:
-  // Runs the redistributions of those that have one.
+  // Runs this part of the programs that have it.
   void run_part(ExecutionPtr TransferProgram::*part) {
     Items running;
     std::vector<size_t> places;

@@ -10,12 +10,12 @@
 
 namespace funcol {
 
-// The new local tensors: in memory of their own, pending only with `async_op`. All ranks of both meshes call
-// it with the items in the same order.
+// Returns the new local tensors: in memory of their own, pending only with `async_op`. All ranks of both
+// meshes must call it with the items in the same order.
 //
-// Items of one dtype travel together, as many as have peaks of `together_bytes` in sum. One batch is packed
-// and sent while the one before arrives, so that two of them are in memory, beside the tensors before and
-// after. With `async_op` all batches are started, and kept until their tensors are used.
+// Items of one dtype travel together, as many as have peaks of at most `together_bytes` in sum. One batch is
+// packed and sent while the previous one arrives, so that two batches are in memory, besides the tensors
+// before and after. With `async_op` all batches are started, and kept until their tensors are used.
 std::vector<at::Tensor> run_mesh_changes(std::vector<TransferItem> items, bool async_op,
                                          int64_t together_bytes);
 

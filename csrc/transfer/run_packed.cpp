@@ -24,7 +24,7 @@ namespace {
 using Steps = PackedExchanges;
 using Blocks = std::vector<PeerBlock> PackedExchange::*;
 
-// The parts of a flat buffer, one a rank, each with the blocks of all steps. Equal ones are as long as the
+// The parts of a flat buffer, one per rank, each with the blocks of all steps. Equal parts are as long as the
 // longest.
 struct Segments {
   Segments(const Steps& steps, Blocks blocks, bool are_equal) {
@@ -71,7 +71,7 @@ void pack(const Steps& steps, const std::vector<at::Tensor>& tensors, const Segm
   }
 }
 
-// Fills `output` with the blocks of `step`, and moves `begins` behind them.
+// Fills `output` with the blocks of `step`, and moves `begins` past them.
 template <typename Copies>
 void unpack(const PackedExchange& step, const at::Tensor& flat, std::vector<int64_t>& begins,
             const at::Tensor& output, Copies& copies) {
@@ -81,8 +81,8 @@ void unpack(const PackedExchange& step, const at::Tensor& flat, std::vector<int6
   }
 }
 
-// Raises if agreement is checked and the ranks are about to move different tensors. Of an exchange in pairs
-// other ranks of the group know nothing, so that nothing is compared.
+// Raises if agreement is checked and the ranks are about to move different tensors. Compares nothing for an
+// exchange in pairs, of which other ranks of the group know nothing.
 void agree_on(const Steps& steps, const at::Tensor& like, c10d::ProcessGroup& group, const char* op) {
   if (!agreement_is_checked() || steps[0]->in_pairs) {
     return;
@@ -109,7 +109,7 @@ struct Buffers {
   Segments received;
 };
 
-// The start of the collective of `steps`, whose one output is what is received.
+// The start of the collective of `steps`, whose one output is the received buffer.
 struct FlatStart {
   StartedCollective start;
   std::vector<int64_t> begins;  // by rank, of the blocks in the output

@@ -15,15 +15,14 @@ namespace funcol {
 using PackedExchanges = std::vector<std::shared_ptr<const PackedExchange>>;
 
 // The results of the one collective that does all of `steps`, of one signature, each on its tensor. Each
-// result is made when it is asked for, in the order of the steps: until then its data is in the received
-// buffer alone.
+// result is made by next(), in the order of the steps: until then its data is only in the received buffer.
 class FlatResults {
  public:
   // Starts the collective. Precondition: no step has `kept` elements.
   FlatResults(PackedExchanges steps, const std::vector<at::Tensor>& tensors);
 
-  // Waits for the collective if nobody has. A tensor of its own; the received buffer itself if that is the
-  // sole result as it lies. Undefined after the last one.
+  // Returns the next result in memory of its own, or the received buffer itself if that is the sole result as
+  // it lies. Waits for the collective if needed. Returns an undefined tensor after the last result.
   at::Tensor next();
 
  private:
@@ -33,15 +32,15 @@ class FlatResults {
   std::vector<int64_t> begins_;       // by rank, of the next step's blocks
 };
 
-// Starts the one collective that does all of `steps`, of one signature, each on its tensor; none if no rank
-// sends. The outputs are new tensors, in the order of the steps; the epilogue fills them. `scratch`, if it is
-// given, is the buffer to send from, replaced if it is too small: nobody else has it. `op` is named in
-// errors.
+// Starts the one collective that does all of `steps`, of one signature, each on its tensor, unless no rank
+// sends. The outputs are new tensors, in the order of the steps; the epilogue fills them. `scratch`, if
+// given, is the buffer to send from: it is replaced if it does not fit, and no other code may use it. Errors
+// name `op`.
 StartedCollective start_together(PackedExchanges steps, std::vector<at::Tensor> tensors,
                                  at::Tensor* scratch = nullptr, const char* op = kRedistributeMany);
 
-// The outputs of start_together(), by operators that every layer of PyTorch sees and autograd records. The
-// group has the ranks of the steps alone.
+// Returns the outputs of start_together(), made by operators that every layer of PyTorch sees and autograd
+// records. The group must have the ranks of the steps alone.
 std::vector<at::Tensor> run_together(const PackedExchanges& steps, const std::vector<at::Tensor>& tensors);
 
 }  // namespace funcol

@@ -7,7 +7,7 @@
 
 namespace funcol {
 
-// The box of `tensor`: a view where each dim takes one run of positions, else a copy.
+// Returns the box of `tensor`: a view if each dim takes one run of positions, else a copy.
 at::Tensor select(const at::Tensor& tensor, const Selection& selection);
 // Returns true if select() copies.
 bool select_copies(const Selection& selection);

@@ -1,4 +1,4 @@
-// Where the indices of a step's tensor are before and after it, for the ranks of its group.
+// The indices of a step's tensor that each rank of its group holds before and after the step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,7 +39,7 @@ struct StepGeometry {
   std::vector<int64_t> shape_before() const { return local_shape(step.before, mesh, shape, ranks.own()); }
   std::vector<int64_t> shape_after() const { return local_shape(step.after, mesh, shape, ranks.own()); }
 
-  // The axes of the step that hold several ranks, first to last.
+  // Returns the axes of the step that hold several ranks, first to last.
   std::vector<int64_t> axes() const {
     std::vector<int64_t> found;
     for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
@@ -50,7 +50,7 @@ struct StepGeometry {
     return found;
   }
 
-  // The dim that `layout` shards on every axis of the step, if there is one.
+  // Returns the dim that `layout` shards on every axis of the step, or nullopt if there is none.
   std::optional<int64_t> common_dim(const Layout& layout) const {
     std::optional<int64_t> dim;
     for (const int64_t axis : axes()) {

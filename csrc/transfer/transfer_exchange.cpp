@@ -20,7 +20,7 @@ std::vector<int64_t> shape_of(const std::optional<std::vector<Intervals>>& indic
   return shape;
 }
 
-// The positions begin, begin + 1, ..., end - 1 of a list of positions.
+// Returns the positions number begin, begin + 1, ..., end - 1 of a list of positions.
 Intervals sublist(const Intervals& positions, int64_t begin, int64_t end) {
   Intervals part;
   int64_t seen = 0;
@@ -35,7 +35,7 @@ Intervals sublist(const Intervals& positions, int64_t begin, int64_t end) {
   return part;
 }
 
-// The runs from one list of positions to another of the same length.
+// Returns the runs from one list of positions to another of the same length.
 std::vector<Run> runs_between(const Intervals& from, const Intervals& to) {
   std::vector<Run> runs;
   size_t i = 0;
@@ -60,7 +60,7 @@ std::vector<Run> runs_between(const Intervals& from, const Intervals& to) {
 }
 
 // Calls visit(box) for boxes, each a begin and end by dim, that follow each other in a tensor of `sizes` and
-// make up its elements begin to end - 1, counted along the last dim first.
+// make up its elements begin to end - 1 in row-major order.
 template <typename Visit>
 void for_each_box(const std::vector<int64_t>& sizes, int64_t begin, int64_t end,
                   std::vector<std::pair<int64_t, int64_t>>& box, const Visit& visit) {
@@ -114,7 +114,7 @@ void add_blocks(const TransferMessage& message, const std::vector<Intervals>& he
   });
 }
 
-// The ranks of a group: their numbers in the world with those in the group, ascending.
+// Returns the ranks of a group, ascending: their numbers in the meshes with those in the group.
 std::vector<std::pair<int64_t, int64_t>> sorted_ranks(const TransferGroup& group) {
   std::vector<std::pair<int64_t, int64_t>> ranks;
   for (const int64_t rank : group.ranks) {

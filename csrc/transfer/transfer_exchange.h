@@ -21,9 +21,9 @@ struct TransferGroup {
   bool has_others = false;     // ranks of neither mesh
 };
 
-// The exchange of one rank of either mesh. On a rank outside of the target the new tensor is of shape {0}.
-// `keeps_in_buffer`: what the rank holds and wants goes through the buffers like the rest, so that nothing
-// but they is needed once the exchange has started.
+// Returns the exchange of one rank of either mesh. On a rank outside of the target the new tensor is of shape
+// {0}. With `keeps_in_buffer`, the elements that the rank both holds and wants go through the buffers like
+// the rest, so that only the buffers are needed once the exchange has started.
 PackedExchange packed_transfer(const Transfer& transfer, const TransferGroup& group, int64_t rank,
                                bool keeps_in_buffer = false);
 

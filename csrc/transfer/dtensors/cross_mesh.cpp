@@ -17,7 +17,7 @@
 namespace funcol::python {
 namespace {
 
-// Two meshes, and the groups that lead from one to the other.
+// Two meshes, and the process group that leads from one to the other.
 struct MeshPair {
   RankedMesh src;
   RankedMesh dst;
@@ -68,7 +68,7 @@ MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_
   return made;
 }
 
-// Makes programs for a pair of meshes.
+// A maker of programs for a pair of meshes.
 class BetweenMeshes {
  public:
   BetweenMeshes(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst)
@@ -121,7 +121,7 @@ class BetweenMeshes {
     return program;
   }
 
-  // Groups of the common mesh are those of its views.
+  // Returns the execution on the common mesh, whose groups are those of its views.
   ExecutionPtr on_common_mesh(const CommonMesh& common, const Plan& plan) const {
     AxisGroups groups;
     for (const auto& step : plan.steps) {
@@ -138,7 +138,7 @@ class BetweenMeshes {
     return std::make_shared<const Execution>(plan, groups, common.mesh.coordinate(place));
   }
 
-  // The axes of a view that are `axes` of the common mesh, if they have a group.
+  // Returns the axes of a view that are `axes` of the common mesh, or nullopt if they have no group.
   static std::optional<AxisSet> axes_of_view(const std::vector<AxisSet>& view_axes, const Mesh& view,
                                              AxisSet axes) {
     AxisSet found = 0;

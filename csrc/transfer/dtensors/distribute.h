@@ -1,4 +1,4 @@
-// Distributes a whole tensor: makes it a DTensor.
+// Distributes a full tensor: makes it a DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 
 namespace funcol::python {
 
-// The DTensor of `tensor`, a leaf on the mesh's device. `placements`: a sequence, or None to replicate.
-// `source`: the rank of the mesh whose data counts; none: each rank's own data. Null, with nothing done,
-// where PyTorch's own function has to run. Needs the GIL.
+// Returns the DTensor of `tensor`, a leaf on the mesh's device. `placements` is a sequence, or None to
+// replicate. `source` is the rank of each axis's group whose data counts, or nullopt for each rank's own
+// data. Returns null, with nothing done, if PyTorch's own function has to run. Needs the GIL.
 //
 // PyTorch counterpart: torch.distributed.tensor.distribute_tensor.
 py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, py::handle placements,

@@ -15,28 +15,28 @@
 
 namespace funcol::python {
 
-// DTensors, of any meshes and placements, whose full tensors every rank gets, or one rank.
+// DTensors of any meshes and placements, whose full tensors go to every rank, or to one rank.
 class FullTensorBucket {
  public:
-  // `holder`: the number in the mesh of the rank that gets the full tensor; kEveryRank for all; kNoRank if
-  // take() returns None for it. `dtype`: of the full tensor, if it is of floating-point numbers; the local
-  // one is converted before it is sent if that makes it smaller and it is not partial, else afterwards.
-  // Returns the bytes that the bucket holds for the tensor on any rank (bytes_of_move), or -1 with nothing
-  // done if they are more than `most`. NotImplementedError for masks, norms and symbols; ValueError if the
-  // local tensor is not what its spec says.
+  // Adds a DTensor. `holder` is the number in the mesh of the rank that gets the full tensor, kEveryRank for
+  // all, or kNoRank if take() returns None for it. `dtype` is that of the full tensor, if it is of
+  // floating-point numbers; the local tensor is converted before it is sent if that makes it smaller and it
+  // is not partial, else afterwards. Returns the bytes that the bucket holds for the tensor on any rank
+  // (bytes_of_move), or -1 with nothing done if they are more than `most`. Raises NotImplementedError for
+  // masks, norms and symbols, and ValueError if the local tensor does not match its spec.
   int64_t add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype, int64_t most);
 
   // Sends everything.
   void start();
 
-  // The next whole, or None on a rank that does not get it.
+  // Returns the next full tensor, or None on a rank that does not get it.
   py::object take();
 
  private:
   struct Added {
-    bool is_here = false;  // whether this rank gets the whole
+    bool is_here = false;  // whether this rank gets the full tensor
     bool is_inside = false;
-    std::optional<at::ScalarType> dtype;  // what it is converted to at last
+    std::optional<at::ScalarType> dtype;  // to which the full tensor is converted at the end
   };
 
   std::vector<Added> added_;

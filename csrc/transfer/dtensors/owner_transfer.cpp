@@ -19,7 +19,7 @@
 namespace funcol::python {
 namespace {
 
-// The one mesh of a call, which has this rank.
+// The one mesh of a call, which contains this rank.
 class OneMesh {
  public:
   KnownMesh& known(const py::object& mesh) {
@@ -66,7 +66,7 @@ std::vector<at::Tensor> run(const std::vector<TransferItem>& items, const OwnerO
   return run_batch(items, options.async_op, options.max_bytes.value_or(std::numeric_limits<int64_t>::max()));
 }
 
-// The whole that a rank has: empty where it is not the owner.
+// Returns the full tensor on its owner, and an empty tensor on other ranks.
 at::Tensor whole_or_empty(py::handle object, bool owns, const TransferKey& key, py::handle spec,
                           const std::string& device, size_t index) {
   const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kRedistributeMany)));

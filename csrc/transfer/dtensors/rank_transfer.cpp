@@ -17,7 +17,7 @@ namespace {
 
 bool is_back(const TransferKey& key) { return key.src.placements.empty(); }
 
-// The layout of the tensor once its partials are reduced.
+// Returns the layout of the tensor once its partials are reduced.
 Layout reduced(Layout layout) {
   for (auto& placement : layout.placements) {
     placement = placement.is_partial() ? Placement::replicate() : placement;
@@ -27,7 +27,7 @@ Layout reduced(Layout layout) {
 
 Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.size()), {}}; }
 
-// The layout of the shards.
+// Returns the layout of the shards.
 Layout layout_of(const TransferKey& key, const Mesh& mesh) {
   return checked_layout("funcol::redistribute", is_back(key) ? key.dst : key.src, mesh, key.shape);
 }
@@ -36,7 +36,8 @@ bool has_group(AxisSet axes, const Mesh& mesh) {
   return num_axes(axes) == 1 || std::ranges::find(mesh.merged, axes) != mesh.merged.end();
 }
 
-// The axes along whose group the tensor moves; none if nobody sends. `is_p2p`: no group has just these ranks.
+// Returns the axes along whose group the tensor moves, none if no rank sends. Sets `is_p2p` if no group has
+// just these ranks.
 AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
   AxisSet cutting = 0;
   AxisSet all = 0;
@@ -52,8 +53,8 @@ AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& m
   return all;
 }
 
-// The ranks that send their shards to the one numbered `holder`: of those with the same shard the one that
-// agrees with it on the axes that replicate.
+// Returns the ranks that send their shards to rank `holder`: of those with the same shard, the one that
+// agrees with `holder` on the axes that replicate.
 RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& layout) {
   const auto& mesh = every.mesh;
   const auto coordinate = mesh.coordinate(holder);

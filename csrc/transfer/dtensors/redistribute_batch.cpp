@@ -54,7 +54,7 @@ class Batch {
     return key;
   }
 
-  // `masks` refer to specs, which must outlive this object.
+  // Adds a tensor. `masks` refer to specs, which must outlive this object.
   void add(ProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
     if (const auto& shape = program->shape_before) {
       TORCH_CHECK_VALUE(local.sizes() == *shape, "funcol::", kRedistribute, ": the local tensor has shape ",

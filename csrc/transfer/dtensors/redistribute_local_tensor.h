@@ -9,27 +9,27 @@ namespace funcol::python {
 
 struct LocalRedistribution {
   RedistributionOptions options;
-  bool is_explicit = false;  // whether the program asked for it, for PyTorch's DebugMode
+  bool is_explicit = false;  // whether the program requested it, for PyTorch's DebugMode
   bool is_lenient = false;   // see redistribute_local()
 };
 
-// Redistributes `local`, the local tensor of `src_spec`, to `dst_spec`; on a rank outside of the mesh it
-// stays the same object. NotImplementedError for specs on different meshes, and for specs that C++ has no
-// values for. ValueError if there is no plan, and for a local tensor of another shape than the source gives
-// it; if `is_lenient` and PyTorch moves such a tensor correctly, null instead, with nothing done. Needs the
-// GIL.
+// Redistributes `local`, the local tensor of `src_spec`, to `dst_spec`. Returns `local` on a rank outside of
+// the mesh. Raises NotImplementedError for specs on different meshes, and for specs that C++ does not
+// support. Raises ValueError if there is no plan, and for a local tensor of another shape than the source
+// gives it; if `is_lenient` and PyTorch moves such a tensor correctly, returns null instead, with nothing
+// done. Needs the GIL.
 //
 // PyTorch counterpart: torch.distributed.tensor._redistribute.redistribute_local_tensor.
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
                               const LocalRedistribution& how);
 
 // Returns the context in which an active DebugMode of PyTorch notes operators as parts of the redistribution
-// of `local`; null if nothing observes it.
+// of `local`, or null if nothing observes it.
 py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
                          const Execution& execution, bool is_explicit);
 
-// The execution of the redistribution between two specs of one mesh, of tensors whose elements have
-// `itemsize` bytes. Null where Python has to move the tensor: for specs that C++ has no values for, and
+// Returns the execution of the redistribution between two specs of one mesh, of tensors whose elements have
+// `itemsize` bytes. Returns null if Python has to move the tensor: for specs that C++ does not support, and
 // masks. Needs the GIL.
 ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
 

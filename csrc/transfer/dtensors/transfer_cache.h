@@ -1,6 +1,6 @@
-// The cache of transfers: of the program of this rank, and of the result's spec.
+// The cache of transfers: of the program of this rank, and of the spec of the result.
 //
-// Everything here needs the GIL, which is the lock of the cache, too.
+// Everything here needs the GIL, which is also the lock of the cache.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -20,11 +20,11 @@
 
 namespace funcol::python {
 
-// How a redistribution is planned and run.
+// The options for planning and running a redistribution.
 struct RedistributionOptions {
   bool async_op = false;
-  std::optional<CostModel> model = {};      // none: the mesh's default model
-  std::optional<int64_t> max_bytes = {};    // the most memory that a step may take; none: any
+  std::optional<CostModel> model = {};      // nullopt: the mesh's default model
+  std::optional<int64_t> max_bytes = {};    // the most memory that a step may take; nullopt: any
   std::optional<CostModel> dst_model = {};  // of another mesh that the tensor goes to, likewise
 };
 
@@ -35,18 +35,18 @@ constexpr int64_t kNoRank = -2;
 // stay empty if the caller has the result's spec.
 struct TransferKey {
   uint64_t mesh_id = 0;
-  Layout src;  // as given: an empty order is the default one. No placements: `holder` has the whole tensor.
+  Layout src;  // as given: an empty order is the default one. No placements: `holder` has the full tensor.
   Layout dst;  // likewise
   std::vector<int64_t> shape;
   int64_t itemsize = 0;                 // of the elements that are sent
-  std::optional<CostModel> model = {};  // none: the mesh's default model
+  std::optional<CostModel> model = {};  // nullopt: the mesh's default model
   std::optional<int64_t> max_bytes = {};
-  std::vector<int64_t> stride = {};          // of the whole tensor
+  std::vector<int64_t> stride = {};          // of the full tensor
   std::optional<at::ScalarType> dtype = {};  // of the result
   uint64_t dst_mesh_id = 0;                  // 0: the same mesh
   std::optional<CostModel> dst_model = {};
-  int64_t holder = kNoRank;  // the number of a rank in the mesh, whose last axis counts first; kEveryRank
-  bool is_for_all = false;   // to or from `holder` by a group of all ranks, which serves all holders at once
+  int64_t holder = kNoRank;  // the row-major number of a rank in the mesh; kEveryRank; kNoRank
+  bool is_for_all = false;   // to or from `holder` by a group of all ranks, which handles all holders at once
 
   // Leaves out models, bounds and dtypes, which rarely differ.
   size_t hash() const;
@@ -58,8 +58,8 @@ struct TransferKey {
   friend bool operator==(const TransferKey&, const TransferKey&) = default;
 };
 
-// The program of this rank, and the remembered spec of the result, without its mesh: DTensors get copies, by
-// copy_onto(). No spec where the caller has it.
+// A cached transfer: the program of this rank, and the spec of the result without its mesh. DTensors get
+// copies, by copy_onto(). The spec is null if the caller has it.
 struct RememberedTransfer {
   ProgramPtr program;
   py::object spec;
@@ -69,29 +69,30 @@ struct RememberedTransfer {
 
 using MakeProgram = std::function<TransferProgram(const TransferKey&)>;
 
-// The remembered program of `key`; that of `make` if there is none. What planning throws becomes a
-// ValueError.
+// Returns the cached program of `key`, or makes and caches it by `make`. Raises ValueError if planning throws
+// std::invalid_argument.
 ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
 
-// The transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and `order`,
-// a shard order or None. ValueError for placements that the tensor cannot have, and if there is no plan.
+// Returns the transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and
+// `order`, a shard order or None. Raises ValueError for placements that the tensor cannot have, and if there
+// is no plan.
 RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
                                  py::handle placements, py::handle order, const MakeProgram& make);
 
-// Makes programs of redistributions within `device_mesh`; empty ones on a rank outside of it. ValueError if
-// there is no plan.
+// Returns a maker of programs of redistributions within `device_mesh`, which are empty on a rank outside of
+// it. find_program() raises ValueError if there is no plan.
 MakeProgram within_mesh(py::handle device_mesh, KnownMesh& known);
 
-// `given` in full, for a tensor of `shape` on `mesh`. ValueError if it contradicts itself; `side` is named.
+// Completes `given` for a tensor of `shape` on `mesh`. Raises ValueError naming `side` if it is inconsistent.
 Layout checked_layout(const char* side, const Layout& given, const Mesh& mesh,
                       const std::vector<int64_t>& shape);
 
-// Makes `plan` ready for this rank, which is inside the mesh.
+// Prepares `plan` for this rank, which is inside the mesh.
 ExecutionPtr ready_execution(const Plan& plan, py::handle device_mesh, KnownMesh& known);
 
-// The hooks of the masks in `key`; empty if there are none. Numbers the masks, whose values are addresses:
-// for a plan it matters only which are the same. The hooks take the GIL to call Python. Both specs must
-// outlive them.
+// Returns the hooks of the masks in `key`, empty if there are none. Numbers the masks, whose values are
+// addresses: a plan depends only on which masks are the same. The hooks take the GIL to call Python. Both
+// specs must outlive them.
 MaskHooks take_masks(TransferKey& key, const SpecObjects& src, const SpecObjects& dst);
 
 }  // namespace funcol::python

@@ -26,7 +26,7 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// `value` with each tensor replaced, in nested lists too.
+// Returns `value` with each tensor replaced, in nested lists too.
 template <typename Replace>
 c10::IValue replace_tensors(const c10::IValue& value, const Replace& replace) {
   if (value.isTensor()) {

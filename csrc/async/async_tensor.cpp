@@ -23,8 +23,8 @@ std::optional<torch::autograd::ViewInfo> copy_view_info(const torch::autograd::V
                                    info.has_view_fn() ? info.rev_view_fn() : nullptr);
 }
 
-// Autograd metadata belongs to one TensorImpl, and a view's metadata holds what a later in-place operator
-// needs to rebuild the view. `to` therefore gets metadata of its own, over the same base and the same node.
+// Moves the autograd history to `to`, in metadata of its own over the same base and node: autograd metadata
+// belongs to one TensorImpl, and that of a view holds what a later in-place operator needs to rebuild it.
 void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
   auto* old_meta = torch::autograd::impl::get_autograd_meta(from);
   if (old_meta == nullptr) {
@@ -157,8 +157,8 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
   return copy_and_detach(std::move(version_counter), allow_change);
 }
 
-// The base class shows a detach to dispatch modes and to subclasses with __torch_dispatch__, which may read
-// values in it.
+// Returns true if a copy can be pending too. Returns false under dispatch modes and for subclasses with
+// __torch_dispatch__: the base class shows them a detach, in which they may read values.
 bool AsyncTensorImpl::stays_pending_in_copies() const {
   return (in_place() || is_pending() || pending()->orders_streams()) && !has_watching_layers() &&
          !is_python_dispatch();
@@ -168,7 +168,7 @@ const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::Asyn
 
 namespace {
 
-// The key set is a plain word. Other threads may read it, or clear the same bit, meanwhile.
+// Atomic access to a key set, a plain word. Other threads may read it, or clear the same bit, meanwhile.
 struct KeySetAccess : c10::TensorImpl {
   static void set(const c10::TensorImpl& tensor, c10::DispatchKey key, bool present) {
     auto& keys = const_cast<c10::DispatchKeySet&>(tensor.*(&KeySetAccess::key_set_));  // NOLINT

@@ -48,15 +48,15 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited);
   ~AsyncTensorImpl() override;
 
-  // A pending tensor with the storage, metadata and autograd history of `output`. `output` must be fresh (no
-  // Python object, not held elsewhere as a variable): its autograd history is moved.
+  // Returns a pending tensor with the storage, metadata and autograd history of `output`. `output` must be
+  // fresh (no Python object, not held elsewhere as a variable): its autograd history is moved.
   static at::Tensor wrap(const at::Tensor& output, Awaited awaited);
 
   // Returns true if `tensor` has PyTorch's own dense implementation. wrap() would lose any other one, such as
   // those of nested, quantized and sparse tensors and of other extensions.
   static bool can_wrap(const at::Tensor& tensor);
 
-  // The AsyncTensorImpl of `tensor`, settled or not; null if it has another implementation.
+  // Returns the AsyncTensorImpl of `tensor`, settled or not; null if it has another implementation.
   static AsyncTensorImpl* of(const at::Tensor& tensor) { return of(tensor.unsafeGetTensorImpl()); }
   static AsyncTensorImpl* of(c10::TensorImpl* impl);
 
@@ -67,7 +67,7 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   const PendingPtr& pending() const noexcept { return awaited_.collective; }
   const InPlacePtr& in_place() const noexcept { return awaited_.in_place; }
 
-  // A plain tensor of the same storage, metadata and version counter, without autograd history.
+  // Returns a plain tensor of the same storage, metadata and version counter, without autograd history.
   at::Tensor plain_alias() const;
 
   bool has_storage() const override;
@@ -77,8 +77,8 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
                                                               bool allow_change) const override;
 
-  // While an object of this class lives, the current thread takes storage of pending tensors without waiting:
-  // for view kernels, which pass storage on and never read it.
+  // A scope in which the current thread takes storage of pending tensors without waiting: for view kernels,
+  // which pass storage on and never read it.
   class SharingStorage {
    public:
     SharingStorage() noexcept;
@@ -96,14 +96,14 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   Awaited awaited_;
 };
 
-// Takes the wake key off `tensor`, whatever its implementation. Several threads may do so at once.
+// Removes the wake key from `tensor`, whatever its implementation. Several threads may do so at once.
 void remove_wake_key(const c10::TensorImpl& tensor);
 
-// Gives `tensor` the wake key if it is a CommTensor, else takes the key off: for a tensor into which another
+// Adds the wake key to `tensor` if it is a CommTensor, else removes the key: for a tensor into which another
 // tensor's metadata may have been copied.
 void correct_wake_key(c10::TensorImpl& tensor);
 
-// True while the data of `tensor` is not there yet.
+// Returns true while the data of `tensor` has not arrived.
 bool is_pending(const at::Tensor& tensor);
 
 // Waits for the data of `tensor`, or of each of `tensors`, if it is pending; else does nothing.

@@ -31,7 +31,7 @@ using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
 constexpr int64_t kNotedBytes = 4096;                    // a collective that holds more is noted
 constexpr int64_t kMaxGradientBytes = int64_t{4} << 20;  // held by collectives of backward passes
-constexpr size_t kNumAsked = 16;                         // collectives that a new one asks
+constexpr size_t kNumAsked = 16;                         // collectives that a new one queries
 constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr int kNoGraphTask = -1;
 constexpr int kIdleTicks = 100;  // until the thread sleeps
@@ -64,7 +64,7 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
     }
   }
 
-  // Lets go of the oldest ones, up to the first that still runs.
+  // Releases the memory of a few completed collectives, from the oldest up to the first that still runs.
   void let_go_of_few() {
     if (num_holders_.load(std::memory_order_relaxed) == 0) {
       return;
@@ -106,7 +106,7 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
  private:
   friend class ForkSafe<HeldMemory>;
 
-  // The child starts without holders, and without a thread.
+  // Resets the child, which starts without holders and without a thread.
   void begin_anew() {
     leak(holders_);
     leak(thread_);
@@ -158,7 +158,8 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
     return first;
   }
 
-  // The oldest collective of a backward pass; null while they hold at most kMaxGradientBytes together.
+  // Removes and returns the oldest collective of a backward pass; null while such collectives hold at most
+  // kMaxGradientBytes together.
   PendingPtr take_oldest_gradient() {
     const std::scoped_lock lock(mutex_);
     int64_t num_bytes = 0;
@@ -187,7 +188,7 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
     return taken;
   }
 
-  // Puts them first: they are the oldest.
+  // Inserts `holders` at the front: they are the oldest.
   void put_back(std::span<Holder> holders) {
     const std::scoped_lock lock(mutex_);
     holders_.insert(holders_.begin(), std::make_move_iterator(holders.begin()),
@@ -201,7 +202,8 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
     return !collective || collective->let_go_if_over();
   }
 
-  // Not when it is asked for the first time: most results are used soon. It stays a holder until it is over.
+  // Lets another thread wait if the Work completes only in wait(). Skips the first query: most results are
+  // used soon. The collective stays a holder until it has completed.
   static void wait_aside(Holder& holder) {
     if (holder.num_asked > 1 && !holder.is_waited_aside) {
       const auto collective = holder.collective.lock();
@@ -218,15 +220,15 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
   bool is_stopped_ = false;
 };
 
-// The bytes that could be let go of.
+// Returns the bytes that could be released.
 int64_t held_bytes(const StartedCollective& start) {
   // A caller may drop some outputs before the others.
   return total_bytes(start.buffers) + (start.outputs.size() > 1 ? total_bytes(start.outputs) : 0);
 }
 
-// The captured stream has to wait for a collective within the capture. PyTorch waits for a gradient, and for
-// a gather that is merged, before it goes on. Ours wait there as well, a gradient as the backward pass ends,
-// on the stream of the pass's caller.
+// Makes the captured stream wait for the collective within the capture: at once for a gather that is merged,
+// and for a gradient as the backward pass ends, on the stream of the pass's caller. PyTorch waits for both
+// before it goes on.
 void wait_within_capture(const PendingPtr& collective, bool has_epilogue) {
   if (has_epilogue) {
     collective->settle();

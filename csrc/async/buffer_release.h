@@ -1,10 +1,10 @@
-// Lets go of the memory that collectives hold once they are over, though nobody has used their results yet.
+// Releases the memory of collectives that have completed while their results are still unused.
 //
-// A pending tensor may wait for its reader for long, as a gradient does for the optimizer. Its collective
-// would keep inputs and buffers all that time. Collectives that hold more than 4 KiB are therefore noted
-// here, and let go of them once over: when another collective starts, and on the CPU within some 20 ms, by a
-// thread that runs while collectives are noted. (On CUDA there is no such thread: a query from another thread
-// could end the capture of a graph.)
+// A pending tensor may wait long for its reader, like a gradient for the optimizer. Its collective would keep
+// inputs and buffers all that time. Collectives that hold more than 4 KiB are therefore noted here, and
+// release this memory after they have completed: when another collective starts, and on the CPU within some
+// 20 ms, by a thread that runs while collectives are noted. (On CUDA there is no such thread: a query from
+// another thread could end the capture of a graph.)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,16 +16,17 @@
 
 namespace funcol {
 
-// Makes a collective and notes it if it holds more than 4 KiB. Earlier collectives that are over let go.
+// Makes a collective and notes it if it holds more than 4 KiB. Releases the memory of earlier collectives
+// that have completed.
 c10::intrusive_ptr<PendingCollective> make_pending_collective(StartedCollective&& start);
 
-// A node of a backward pass has this object while it starts its collectives.
+// A scope in which a node of a backward pass starts its collectives.
 //
 // PyTorch's backward pass waits for each collective before it goes on. Ours goes on, and the inputs of all
-// that it has started would add up. So if the collectives of earlier nodes hold more than 4 MiB, the node
-// first waits for them: memory is held by one large collective at a time, which still runs beside the
+// collectives that it has started would add up. So if the collectives of earlier nodes hold more than 4 MiB,
+// the node first waits for them: memory is held by one large collective at a time, which still overlaps the
 // computation up to the next one. Collectives that no backward pass started are not waited for: PyTorch would
-// not wait for them here either, and a peer may not have come to them yet.
+// not wait for them here either, and a peer may not have reached them yet.
 class GradientCollectives {
  public:
   GradientCollectives();
@@ -33,14 +34,14 @@ class GradientCollectives {
   GradientCollectives(const GradientCollectives&) = delete;
   GradientCollectives& operator=(const GradientCollectives&) = delete;
 
-  // `gradient`, or a copy if anyone else can reach its memory: autograd, which may hand it out as a .grad or
-  // add to it in place, a hook, or the program. They may write to it once the node has returned, while the
-  // collective still reads. `gradient` must be the node's own, held nowhere else.
+  // Returns `gradient`, or a copy if anything else can reach its memory: autograd, which may hand it out as a
+  // .grad or add to it in place, a hook, or the program. They may write to it once the node has returned,
+  // while the collective still reads. `gradient` must be the node's own, held nowhere else.
   static at::Tensor unshared(const at::Tensor& gradient);
   static std::vector<at::Tensor> unshared(at::TensorList gradients);
 };
 
-// Ends the thread for good: at exit, since tensors that it lets go of may need the interpreter.
+// Ends the thread permanently, at exit: tensors that it releases may need the interpreter.
 void stop_letting_go();
 
 }  // namespace funcol

@@ -4,8 +4,8 @@
 // Under a layer, collectives go through PyTorch's own _c10d_functional ops, which every layer knows, and no
 // pending tensors are made.
 //
-// A program may give those ops kernels of its own, by torch.library for one. Collectives then take the same
-// way, so that its kernels are called; results may be pending nevertheless.
+// A program may replace kernels of those ops, for example with torch.library. Collectives then take the same
+// path, so that its kernels are called; results may still be pending.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,23 +13,24 @@
 
 namespace funcol {
 
-// Says from now on whether a program replaced kernels of _c10d_functional.
+// Sets whether a program has replaced kernels of _c10d_functional.
 void set_ops_are_replaced(bool are_replaced);
 
-// A layer is active on this thread, or kernels are replaced: collectives go through PyTorch's ops.
+// Returns true if a layer is active on this thread or kernels are replaced: collectives then go through
+// PyTorch's ops.
 bool has_active_layers();
 
-// A layer is active on this thread, which has to see waits and views too.
+// Returns true if a layer is active on this thread, which has to see waits and views too.
 bool has_watching_layers();
 
-// A transform of functorch is active on this thread: grad, vmap, jvp.
+// Returns true if a functorch transform is active on this thread: grad, vmap, jvp.
 bool has_active_transforms();
 
-// `tensor` itself belongs to a layer: a subclass with __torch_dispatch__, a fake, functional or
-// functorch-wrapped tensor.
+// Returns true if `tensor` itself belongs to a layer: a subclass with __torch_dispatch__, a fake, functional
+// or functorch-wrapped tensor.
 bool belongs_to_layer(const at::Tensor& tensor);
 
-// While an object of this class lives, no layer sees the operators that the current thread calls.
+// A scope in which no layer sees the operators that the current thread calls.
 class OutsideLayers {
  public:
   OutsideLayers();

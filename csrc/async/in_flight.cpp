@@ -130,11 +130,11 @@ namespace {
 
 using Work = c10d::Work;
 
-// A collective whose Work PyTorch's registry keeps, until somebody waits for it.
+// A collective whose Work PyTorch's registry keeps, until it is waited for.
 struct Registered {
   InFlight what;
   c10::weak_intrusive_ptr<Work> work{c10::intrusive_ptr<Work>()};
-  // The registry's keys, which stay theirs as long as something refers to them.
+  // The registry's keys. Their addresses are not reused while something refers to them.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
 
   bool writes(const at::Tensor& tensor) const {
@@ -145,8 +145,8 @@ struct Registered {
 
 class RegisteredList final : public ForkSafe<RegisteredList> {
  public:
-  // Also looks at two of the earlier ones, so that the list is about as long as the number of those in it
-  // that still run.
+  // Adds `registered`. Drops two earlier collectives if their Works are gone, so that the list is about as
+  // long as the number of collectives in it that still run.
   void add(Registered registered) {
     std::array<Registered, 2> gone;  // destroyed outside the lock
     const std::scoped_lock lock(mutex_);
@@ -162,7 +162,7 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
     list_.push_back(std::move(registered));
   }
 
-  // The latest collective that writes to `tensor`, also just after its Work has gone.
+  // Returns the latest collective that writes to `tensor`, also just after its Work was destroyed.
   std::optional<InFlight> latest_of(const at::Tensor& tensor) {
     const std::scoped_lock lock(mutex_);
     const auto found =
@@ -182,7 +182,7 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
   std::deque<Registered> list_;
 };
 
-// Every collective with its Work; dropped ones without.
+// Visits every collective with its Work, which is null for dropped collectives.
 template <typename Visit>
 void visit_all(const Visit& visit) {
   for (auto& what : kept_orphans()) {

@@ -1,4 +1,4 @@
-// The collectives of this process that are in flight: pending, dropped before they were over, or left to
+// The collectives of this process that are in flight: pending, dropped before they completed, or left to
 // PyTorch's registry of Works.
 #pragma once
 
@@ -21,8 +21,8 @@
 
 namespace funcol {
 
-// The place of a collective in the list of those that nobody has waited for: still pending, or dropped
-// unused. Entering and leaving take a lock.
+// The place of a collective in the list of unwaited collectives: still pending, or dropped unused. Entering
+// and leaving take a lock.
 class UnwaitedEntry {
  public:
   UnwaitedEntry() = default;
@@ -30,16 +30,16 @@ class UnwaitedEntry {
   UnwaitedEntry(const UnwaitedEntry&) = delete;
   UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
 
-  // `collective` must stay until leave(), and its Work and outputs until arrive() or leave().
+  // Adds `collective`, which must live until leave(), and its Work and outputs until arrive() or leave().
   void enter(const StartedCollective& collective);
 
-  // The Work is over and may go, but nobody waited for it.
+  // Notes that the Work has completed and may be destroyed, but was not waited for.
   void arrive();
 
-  // Does nothing if it has not entered. A collective that is dropped stays in the counts.
+  // Removes the collective, if it has entered. A collective that is dropped stays in the counts.
   void leave(bool is_dropped = false);
 
-  // When the collective entered.
+  // Returns the call site at which the collective entered.
   const CallSite& started() const { return started_; }
 
  private:
@@ -64,34 +64,34 @@ struct UnwaitedWork {
 // Returns the unwaited collectives whose Work is not known to have completed, the oldest first.
 std::vector<UnwaitedWork> unwaited_works();
 
-// The number of unwaited collectives, by op. A child process starts with none.
+// Returns the number of unwaited collectives, by op. A child process starts with none.
 std::map<std::string, int64_t> unwaited_collectives();
 
-// Returns when all their Works are done, or when none has ended for `patience`. Called at exit: a Work that
-// ends later would meet a c10d that is being taken down.
+// Waits until the Works of all unwaited collectives have completed, or none has for `patience`. Called at
+// exit: a Work that completes later would meet a c10d that is being taken down.
 void let_unwaited_finish(std::chrono::milliseconds patience);
 
 enum class AskWorks : uint8_t {
-  kAll,    // those on devices where asking is allowed; a Work that is written in Python needs the GIL
+  kAll,    // those on devices where queries are allowed; a Work that is written in Python needs the GIL
   kOnCpu,  // those that answer without a device or the GIL: for threads that must not wait
 };
 
-// The oldest first. A collective is in flight until its Work says that it is over, or somebody has waited
-// for it; a Work that is not asked counts as running. To be called without the GIL.
+// Returns the collectives in flight, the oldest first. A collective is in flight until its Work reports
+// completion or was waited for; a Work that is not queried counts as running. To be called without the GIL.
 std::vector<InFlight> collectives_in_flight(AskWorks asked);
 
-// Notes a collective that PyTorch's registry holds from now on; it is listed until its Work goes.
+// Notes a collective that PyTorch's registry holds from now on; it is listed until its Work is destroyed.
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<c10d::Work>& work);
 
-// Waits for what PyTorch's registry has of `tensor`. The error of a collective that was noted names it.
+// Waits for the Works that PyTorch's registry has for `tensor`. The error of a noted collective names it.
 void wait_on_registry(const at::Tensor& tensor);
 
-// "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."
+// Returns "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."
 std::string failure_text(const InFlight& what);
 
-// Calls `run`. An error of it goes on with the text that `describe` makes of its message, if not empty;
-// errors other than c10's as DistBackendErrors.
+// Calls `run`. Adds to its error the text that `describe` makes of the message, and rethrows it; with a text,
+// errors other than c10's become DistBackendErrors. An empty text changes nothing.
 template <typename Run, typename Describe>
 void run_described(const Run& run, const Describe& describe) {
   try {
@@ -109,13 +109,14 @@ void run_described(const Run& run, const Describe& describe) {
   }
 }
 
-// "It was started 3.0 s ago (rank 1 of 2) at train.py:7, for parameters of layer 0."
+// Returns "It was started 3.0 s ago (rank 1 of 2) at train.py:7, for parameters of layer 0."
 std::string origin_text(const InFlight& what);
 
-// "\nAlso in flight in this process: ...", for the error of the collective of `own`; empty if there are none.
+// Returns "\nAlso in flight in this process: ...", for the error of the collective of `own`, or an empty
+// string.
 std::string others_in_flight(const UnwaitedEntry& own);
 
-// A line for each of them after a line with their number.
+// Returns a line with the number of the collectives, then a line for each.
 std::string in_flight_text(const std::vector<InFlight>& collectives);
 
 }  // namespace funcol

@@ -27,7 +27,7 @@ namespace {
 std::atomic<int64_t> num_waits{0};
 std::atomic<int64_t> num_views{0};
 
-// The Work goes on by itself; the tensors that it reads and writes stay until it is done.
+// Leaves the Work to run by itself; the tensors that it reads and writes are kept until it has completed.
 void leave_running(StartedCollective& start, const CallSite& started) {
   InFlight what(start.op, start.group, start.outputs, started);
   auto buffers = std::move(start.buffers);
@@ -56,7 +56,7 @@ std::string advice_on(std::string_view error) {
                     : "";
 }
 
-// Which rank this is, since when it has waited, and for what else: for time-outs, which have causes
+// Describes this rank, the age of the collective and what else is in flight: for time-outs, which have causes
 // elsewhere.
 std::string surroundings(const StartedCollective& start, const UnwaitedEntry& own) {
   const auto& started = own.started();
@@ -102,7 +102,7 @@ void UsedStreams::order(const c10::Stream& stream) {
     is_captured = is_captured_;
   }
   if (is_captured == AskingDevices().is_allowed()) {
-    return;  // the capture in which it was waited for is over, or one began since
+    return;  // the capture in which it was waited for has ended, or one began since
   }
   run_blocking([&] { wait_on(stream, end); });
   const std::scoped_lock lock(mutex_);
@@ -186,8 +186,8 @@ void PendingCollective::settle() {
   }
 }
 
-// Keeps the GIL where neither the Work nor the mutex has to be waited for: to release the GIL and get it back
-// costs more than the rest.
+// Settles with the GIL if neither the Work nor the mutex has to be waited for: to release the GIL and get it
+// back costs more than the rest. Returns false otherwise.
 bool PendingCollective::settle_if_over(StartedCollective& finished) {
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock() || is_awaited()) {
@@ -214,8 +214,8 @@ bool PendingCollective::is_over() const {
   return is_completed(*start_.work);
 }
 
-// Returns when the collective runs no more. One thread waits for the Work, without the mutex. Others wait for
-// that thread, unless the group is destroyed meanwhile.
+// Waits until the collective no longer runs. One thread waits for the Work, without the mutex. Others wait
+// for that thread, unless the group is destroyed meanwhile.
 void PendingCollective::await(Lock& lock, bool checks_group) {
   constexpr auto kGroupIsAskedFor = std::chrono::milliseconds(20);
   while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
@@ -240,7 +240,7 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
   changed_.notify_all();
 }
 
-// Settles a collective whose data, or error, has arrived. With the mutex.
+// Settles a collective whose data, or error, has arrived. Needs the mutex.
 void PendingCollective::take(StartedCollective& finished) {
   unwaited_.leave();
   if (state_.load(std::memory_order_relaxed) == State::kArrived) {
@@ -259,8 +259,8 @@ void PendingCollective::take(StartedCollective& finished) {
   move_out(finished);
 }
 
-// Moves out what nobody needs any more. After a failure the outputs stay, so that replacing their memory
-// raises as every use does.
+// Moves out all that is no longer needed. After a failure the outputs are kept, so that replacing their
+// memory raises like every use.
 void PendingCollective::move_out(StartedCollective& gone) {
   gone.work = std::move(start_.work);
   gone.buffers = std::move(start_.buffers);
@@ -286,7 +286,7 @@ bool PendingCollective::let_go_if_over() {
     return false;
   }
   if (start_stream_.has_value()) {
-    // Which stream is to wait for the epilogue is known once somebody uses the result.
+    // The stream that has to wait for the epilogue is known only at the first use of the result.
     let_go_of_buffers(finished.buffers);
     return true;
   }
@@ -337,7 +337,7 @@ bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& 
   return true;
 }
 
-// With the mutex, once the collective runs no more. The caller destroys `gone`.
+// Releases Work and buffers of a collective that no longer runs. Needs the mutex. The caller destroys `gone`.
 void PendingCollective::let_go(StartedCollective& gone) {
   if (was_let_go_ || !start_.work) {
     return;
@@ -425,7 +425,8 @@ bool PendingCollective::is_outside_capture() const {
   return start_stream_.has_value() && start_.work && !is_captured_ && !AskingDevices().is_allowed();
 }
 
-// The captured stream can wait for nothing outside of the graph, and the graph is replayed later than now.
+// Blocks the host instead of the captured stream, which cannot wait for anything outside of the graph: the
+// graph is replayed later.
 void PendingCollective::finish_on_host(bool checks_group) {
   const AskingDevices relaxed;
   const auto device = start_stream_->device();
@@ -436,8 +437,8 @@ void PendingCollective::finish_on_host(bool checks_group) {
   on_stream_aside.current_stream().synchronize();
 }
 
-// The current stream waits already. Makes the start stream wait for the collective alone, not for other work
-// on the current one.
+// Makes the start stream wait for the collective alone, not for other work on the current stream, which waits
+// already.
 void PendingCollective::order_streams() {
   if (!start_stream_.has_value() || !start_.work) {
     return;
@@ -453,7 +454,7 @@ void PendingCollective::order_streams() {
   used_streams_.order(*start_stream_);
 }
 
-// Called without the mutex, by the one thread that waits.
+// Waits, then runs the epilogue. Called without the mutex, by the one thread that waits.
 PendingCollective::State PendingCollective::finish(bool checks_group) {
   const auto run = [&] {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);

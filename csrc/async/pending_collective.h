@@ -2,7 +2,7 @@
 //
 // Rules for writes to the tensors of a collective
 //
-// A backend reads its input until the collective is over. On every rank a program may write to the input:
+// A backend reads its input until the collective completes. On every rank a program may write to the input:
 //
 //   operator                                  PyTorch               funcol, and why
 //   all_reduce, broadcast, reduce             after the call        after the call: it works on a copy
@@ -45,10 +45,10 @@
 
 namespace funcol {
 
-// The streams on which the results of one collective are used, once it was waited for on the first of them.
-// Makes each stream wait for the collective alone before it first uses a result. (PyTorch orders results on
-// the stream of their first use only.) A CUDA graph that is captured draws in neither streams from outside
-// nor a collective that was waited for before.
+// The streams on which the results of one collective are used, after it was waited for on the first of them.
+// Each stream waits for the collective alone before it first uses a result. (PyTorch orders results on the
+// stream of their first use only.) The capture of a CUDA graph includes neither streams from outside nor a
+// collective that was waited for before.
 class UsedStreams {
  public:
   // The end of the collective, for which a stream waits: a Work that may be waited for repeatedly, or an
@@ -58,15 +58,15 @@ class UsedStreams {
     std::shared_ptr<c10::Event> event;
   };
 
-  // The streams `ordered` wait for `end` already.
+  // Makes further streams wait for `end`, for which the streams `ordered` wait already.
   void begin(End end, std::vector<c10::Stream> ordered);
   bool is_begun() const noexcept { return is_begun_.load(std::memory_order_acquire); }
 
   // Makes `stream` wait, once. Blocks the host only if the Work does.
   void order(const c10::Stream& stream);
 
-  // Lets go of the Work if it is over. The caller has made sure that devices may be asked. True if nothing is
-  // kept.
+  // Releases the Work if it has completed. The caller has made sure that devices may be queried. Returns true
+  // if nothing is kept.
   bool let_go_if_over();
 
  private:
@@ -77,26 +77,26 @@ class UsedStreams {
   std::vector<c10::Stream> ordered_;
 };
 
-// Shared by every tensor that waits for one collective: its outputs and all views of them.
+// A started collective, shared by every tensor that waits for it: its outputs and all views of them.
 //
-// settle() waits for the Work once, however many tensors and threads ask, then runs the epilogue (the
+// settle() waits for the Work once, however many tensors and threads call it, then runs the epilogue (the
 // layout change of a gather along a dim other than 0). After that nothing of the collective is kept.
 //
-// On CUDA the host does not wait. Three kinds of streams do, each for the collective alone: the current one,
-// the one that the collective was started on, which owns the buffers' memory, and each further stream on
-// which a result is used (UsedStreams). A view that is made after the first use is an ordinary tensor: its
-// user orders streams.
+// On CUDA the host does not wait. Three kinds of streams do, each for the collective alone: the current
+// stream, the stream that the collective was started on, which owns the buffers' memory, and each further
+// stream on which a result is used (UsedStreams). A view that is made after the first use is an ordinary
+// tensor: its user orders streams.
 //
 // A CUDA graph that is captured holds a collective only if it was started within the capture, and such a
 // result can be waited for only there. A result that is pending when a capture begins is waited for on the
-// host, by whoever uses it within the capture.
+// host, at its first use within the capture.
 //
 // A failure is kept: every settle() raises it again, so that no use ever sees the data. A group that is
-// destroyed before settle() is a failure too: whether the data arrived first would be a matter of luck.
-// If the last holder goes without having settled, Work and buffers live on until the Work is done.
+// destroyed before settle() is a failure too: whether the data arrived first would be a matter of luck. If
+// the last tensor is dropped unsettled, Work and buffers live on until the Work has completed.
 //
-// A collective that has completed while nobody settles it releases its Work and its buffers by itself
-// (buffer_release.h). It counts as unwaited all the same.
+// A collective that has completed but is not settled releases its Work and its buffers by itself
+// (buffer_release.h). It still counts as unwaited.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   explicit PendingCollective(StartedCollective&& start);
@@ -112,29 +112,30 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
 
-  // Settled, but on a device it may still run: each further stream that uses its outputs has to wait.
+  // Returns true if the collective is settled but may still run on a device: each further stream that uses
+  // its outputs has to wait.
   bool orders_streams() const noexcept { return used_streams_.is_begun(); }
 
-  // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on). Raises the
+  // Waits until the outputs hold their values (on CUDA: for work that is enqueued from now on). Raises the
   // Work's error, extended by op, group and shape; the same on each later call. In a child process, a Work of
   // its parent that had not finished at the fork is an error too: it never finishes there.
   void settle();
 
-  // Lets go of Work and buffers if the Work is over. Never blocks. True if nothing is left to let go of.
+  // Releases Work and buffers if the Work has completed. Never blocks. Returns true if nothing is left.
   bool let_go_if_over();
 
-  // Waits for the Work and lets go; an error is kept for settle(). On CUDA the current stream waits, and the
-  // epilogue's buffer stays.
+  // Waits for the Work and releases it with the buffers; an error is kept for settle(). On CUDA the current
+  // stream waits, and the Work and the epilogue's buffer are kept.
   void wait_and_let_go();
 
-  // For a Work that ends only by being waited for: another thread waits for it and lets go. False if the Work
-  // ends by itself.
+  // Lets another thread wait for a Work that completes only in wait(), and release it. Returns false if the
+  // Work completes by itself.
   static bool wait_aside(const c10::intrusive_ptr<PendingCollective>& collective);
 
  private:
   enum class State : uint8_t {
     kRunning,
-    kArrived,  // the outputs hold their values, but nobody has asked
+    kArrived,  // the outputs hold their values, but none was used
     kSettled,
     kFailed
   };
@@ -164,8 +165,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
-  // Held while state changes, never while somebody waits for the Work. At a fork, a thread that the child
-  // does not have may hold it: the child has a mutex of its own.
+  // Held while state changes, never during a wait for the Work. At a fork, a thread that the child does not
+  // have may hold it: the child has a mutex of its own.
   std::mutex mutex_;
   std::mutex mutex_in_child_;
   std::condition_variable changed_;
@@ -174,7 +175,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::atomic<bool> is_in_epilogue_{false};
   std::exception_ptr error_;
   bool was_let_go_ = false;
-  std::string described_;  // describe() of before it let go
+  std::string described_;  // describe() from before the release
   StartedCollective start_;
   ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;
@@ -186,7 +187,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
 int64_t total_bytes(const std::vector<at::Tensor>& tensors);
 
-// A copy of `op` that lives for ever, for names that are composed at run time.
+// Returns a copy of `op` that is never destroyed, for names that are composed at run time.
 std::string_view interned(const std::string& op);
 
 // Counts since the library was loaded.

@@ -78,7 +78,7 @@ void run(int end) {
   }
 }
 
-// With the mutex.
+// Starts the thread that writes. Needs the mutex.
 void start_thread() {
   std::array<int, 2> ends{};
   TORCH_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0,

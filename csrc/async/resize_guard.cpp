@@ -10,8 +10,8 @@
 namespace funcol {
 namespace {
 
-// Guards all chains: a storage's allocator is a chain of guards. A fork waits until no thread holds the
-// mutex.
+// Returns the mutex of all chains: a storage's allocator is a chain of guards. A fork waits until no thread
+// holds the mutex.
 std::mutex& chains() {
   static auto* const mutex = [] {
     pthread_atfork([] { chains().lock(); }, [] { chains().unlock(); }, [] { chains().unlock(); });
@@ -80,7 +80,7 @@ void ResizeGuards::Guard::unlink() {
   }
 }
 
-// The weak reference lasts until take(): a temporary one could be the last, and destroy the collective under
+// Keeps a weak reference until take(): a temporary one could be the last, and destroy the collective under
 // the lock.
 c10::intrusive_ptr<PendingCollective> ResizeGuards::Guard::collective() {
   if (!has_weak_reference_) {
@@ -93,7 +93,8 @@ c10::intrusive_ptr<PendingCollective> ResizeGuards::Guard::collective() {
   return locked;
 }
 
-// settle() removes this guard, and the collective may go with it. If it raises, the memory is not replaced.
+// Settles the storage's collectives, then allocates. settle() removes this guard, and may destroy the
+// collective. If it raises, the memory is not replaced.
 c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
   auto* const storage = storage_;
   while (true) {

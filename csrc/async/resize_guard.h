@@ -2,7 +2,7 @@
 //
 // A tensor that grows, by resize_ or as the out= of an operator, takes new memory from its storage's
 // allocator, copies the old memory, and frees it. It does so past TensorImpl::storage(), and on the CPU past
-// the dispatcher, but it has to ask the allocator. While a collective runs, each storage that it writes to
+// the dispatcher, but it has to call the allocator. While a collective runs, each storage that it writes to
 // therefore has an allocator that settles first.
 //
 //   y = all_reduce(x); y.resize_(100)      in a compiled region, too: waits, then grows
@@ -26,7 +26,7 @@ class ResizeGuards {
   ResizeGuards(const ResizeGuards&) = delete;
   ResizeGuards& operator=(const ResizeGuards&) = delete;
 
-  // The storages must live until this call.
+  // Removes the guards. The storages must live until this call.
   void remove();
 
  private:

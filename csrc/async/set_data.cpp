@@ -19,8 +19,8 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
   correct_wake_key(*self.unsafeGetTensorImpl());
 }
 
-// aten::shallow_copy_data_ has one kernel for all backends. Every call passes BackendSelect, below autograd,
-// whatever the device.
+// Settles the arguments of aten::shallow_copy_data_, then calls PyTorch's kernel, which is one for all
+// backends. Every call passes BackendSelect, below autograd, whatever the device.
 void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
@@ -36,7 +36,7 @@ void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
 }  // namespace
 }  // namespace funcol
 
-// The composition comes before an Autograd kernel for all devices, but after one for a device.
+// PyTorch's composite kernel precedes an Autograd kernel for all devices, but not one for a device.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) { m.impl("set_data", funcol::set_data); }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) { m.impl("set_data", funcol::set_data); }
 TORCH_LIBRARY_IMPL(aten, AutogradXPU, m) { m.impl("set_data", funcol::set_data); }

@@ -14,17 +14,17 @@
 namespace funcol {
 
 struct StartedCollective {
-  std::string_view op;                  // for error messages: "all_reduce"; lives for ever
+  std::string_view op;                  // for error messages: "all_reduce"; never destroyed
   GroupRef group;                       // for error messages, and to know whether it was destroyed
   c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
   // Everything that the Work and the epilogue read or write. The epilogue reads the last buffer alone.
   std::vector<at::Tensor> buffers;
   std::vector<at::Tensor> outputs;  // what the caller gets
-  // May be empty. Runs once, after the Work, below autograd, on this StartedCollective.
+  // The last step, or empty. It runs once, after the Work, below autograd, on this StartedCollective.
   std::function<void(const StartedCollective&)> epilogue;
   bool is_counted =
       true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
-  // PyTorch's registry keeps Work and tensors until somebody waits: releasing ours would free nothing.
+  // PyTorch's registry keeps Work and tensors until they are waited for: releasing ours would free nothing.
   bool is_kept_elsewhere = false;
 };
 

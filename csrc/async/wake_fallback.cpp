@@ -53,7 +53,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
 
 namespace {
 
-// classify(), remembered for ATen's operators, which never go.
+// Returns classify(op), remembered for ATen's operators, which are never unregistered.
 OperatorKind remembered_kind(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.operator_name().getNamespace() != std::string_view("aten")) {
@@ -87,8 +87,8 @@ class WakeHandler {
   }
 
  private:
-  // The viewed tensor, if it is pending or a CommTensor. Undefined otherwise, or if there are several
-  // tensors: ATen's views have one.
+  // Returns the viewed tensor if it is pending or a CommTensor. Returns an undefined tensor otherwise, or if
+  // there are several tensors: ATen's views have one.
   at::Tensor sole_waiting_tensor() const {
     at::Tensor waiting;
     int num_tensors = 0;
@@ -164,8 +164,8 @@ class WakeHandler {
     }
   }
 
-  // A result of an operator on a CommTensor, as a CommTensor; unchanged if anyone else holds it, as of an
-  // argument that was written.
+  // Returns `result`, of an operator on a CommTensor, as a CommTensor; unchanged if anything else refers to
+  // it, such as an argument that was written.
   static at::Tensor marked(const at::Tensor& result) {
     if (!AsyncTensorImpl::can_wrap(result) || result.use_count() != 1 || belongs_to_layer(result)) {
       return without_copied_key(result);
@@ -173,7 +173,7 @@ class WakeHandler {
     return AsyncTensorImpl::wrap(result, c10::make_intrusive<InPlaceCollectives>());
   }
 
-  // Kernels that make a tensor over another one's storage copy its keys.
+  // Corrects the wake key: kernels that make a tensor over another tensor's storage copy its keys.
   static at::Tensor without_copied_key(const at::Tensor& result) {
     if (result.defined()) {
       correct_wake_key(*result.unsafeGetTensorImpl());
@@ -210,9 +210,9 @@ void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 
 void settle_for_reader(const at::Tensor& tensor) {
   if (tensor.defined() && tensor.key_set().has(kWakeKey)) {
-    // So that a profile tells the wait from the operator that it is part of. In settle() itself it would
-    // disturb a profiler that notes shapes, which reads the storage of tensors, and so settles, while it
-    // notes an operator.
+    // A profile thus shows the wait apart from the operator. In settle() itself, the record would disturb a
+    // profiler that records shapes: it reads the storage of tensors, and so settles, while it records an
+    // operator.
     RECORD_FUNCTION("funcol::wait", c10::ArrayRef<const c10::IValue>{});
     settle(tensor);
     // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.

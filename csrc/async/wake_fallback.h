@@ -16,18 +16,19 @@ enum class OperatorKind : uint8_t {
   kReader,     // may look at the data: waits
 };
 
-// reshape -> kComposite; view, transpose.int, split.Tensor -> kView; add.Tensor, add_.Tensor, item -> kReader
+// Classifies reshape as kComposite; view, transpose.int, split.Tensor as kView; add.Tensor, add_.Tensor, item
+// as kReader.
 OperatorKind classify(const c10::OperatorHandle& op);
 
-// The fallback's boxed kernel.
+// Handles `op` at the wake key: the fallback's boxed kernel.
 void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Waits for an argument, which may be undefined, of an operator of kind kReader.
 void settle_for_reader(const at::Tensor& tensor);
 
 // Registers the unboxed kernels at the wake key for the operators that programs most often use first on a
-// result. They do what the fallback does: its boxed arguments cost more than waiting for data that is there.
-// Called once, where the fallback is registered (wake_kernels.cpp).
+// result. They do what the fallback does, whose boxed arguments cost more than waiting for data that has
+// arrived. Called once, where the fallback is registered (wake_kernels.cpp).
 void add_wake_kernels();
 
 }  // namespace funcol

@@ -61,7 +61,7 @@ c10::Storage converted_storage(const at::Tensor& number) {
                                            : storage_of<To>(*number.const_data_ptr<double>());
 }
 
-// The number converted as ATen does, without an operator and without memory aligned for vectors.
+// Returns the number, converted as by ATen, without an operator and without memory aligned for vectors.
 at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
   auto storage = type == at::kFloat ? converted_storage<float>(number) : converted_storage<double>(number);
   auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage),
@@ -71,15 +71,15 @@ at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
   return result;
 }
 
-// Autograd comes next, and after it the backend's kernel.
+// Returns true if autograd comes next, and after it the backend's kernel.
 bool is_autograd_next(c10::DispatchKeySet keys) {
   constexpr auto kAutogradAndBelow =
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::after_ADInplaceOrView_keyset;
   return keys.has_any(c10::autograd_dispatch_keyset) && kAutogradAndBelow.has_all(keys);
 }
 
-// Waits for the tensors, then computes. Skips autograd if it knows none of the tensors: it would find out
-// that it has nothing to do.
+// A kernel that waits for the tensors, then computes. It skips autograd if autograd knows none of the
+// tensors, and so would do nothing.
 template <typename Op, typename Signature = typename Op::schema>
 struct WakeKernel;
 

@@ -11,8 +11,8 @@ namespace funcol {
 
 inline constexpr c10::DispatchKey kWakeKey = c10::DispatchKey::DeferredInit;
 
-// False if another library had registered a fallback for the key when funcol was loaded. Pending tensors then
-// carry no key: raw access to their storage, and views, still wait for the data.
+// Returns false if another library had registered a fallback for the key when funcol was loaded. Pending
+// tensors then carry no key: raw access to their storage, and views, still wait for the data.
 bool has_wake_key();
 
 }  // namespace funcol

@@ -26,7 +26,7 @@ std::vector<int64_t> parsed(const std::string& numbers) {
   return values;
 }
 
-// Numbers the checked calls of each group. A new group begins anew, even at the address of a destroyed one.
+// Returns the number of the group's next checked call: from 1, even at the address of a destroyed group.
 int64_t next_number(c10d::ProcessGroup& group) {
   struct Count {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -45,7 +45,7 @@ int64_t next_number(c10d::ProcessGroup& group) {
       .first->second.number;
 }
 
-// How long the group waits for its ranks.
+// Returns how long the group waits for its ranks.
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   try {
     return group.getDefaultBackend()->getBackendOptions()->timeout;
@@ -80,7 +80,7 @@ void wait_for_records(c10d::ProcessGroup& group, int64_t number, const std::vect
   }
 }
 
-// Publishes `own` as this rank's record of a call; returns those of all ranks.
+// Publishes `own` as this rank's record of a call; returns the records of all ranks.
 std::vector<std::string> exchanged_records(c10d::ProcessGroup& group, int64_t number,
                                            const std::string& own) {
   const auto store = group.getStore();
@@ -95,7 +95,7 @@ std::vector<std::string> exchanged_records(c10d::ProcessGroup& group, int64_t nu
     const auto bytes = store->get(published);
     records.emplace_back(bytes.begin(), bytes.end());
   }
-  // All ranks have reached this number, so nobody reads the records of the previous one any more.
+  // All ranks have reached this number, so no rank reads the records of the previous number any more.
   store->deleteKey(key_of(number - 1, group.getRank()));
   return records;
 }

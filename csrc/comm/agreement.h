@@ -2,8 +2,8 @@
 //
 // When ranks call different collectives, or the same with different shapes, most backends hang, and some
 // return wrong data. While agreement is checked, each call first publishes its description in the group's
-// store and reads those of the other ranks; if they differ, every rank raises and nothing is sent. Meant for
-// finding a fault: a call costs several round trips to the store, and waits for all ranks.
+// store and reads those of the other ranks; if they differ, every rank raises and nothing is sent. The mode
+// is meant for finding a fault: a call costs several round trips to the store, and waits for all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,7 +39,7 @@ std::string describe_tensors(const ComparedTensors& compared);
 void agree(c10d::ProcessGroup& group, const char* op, const std::string& arguments,
            const std::string& tensors);
 
-// The same, if agreement is checked, with `arguments` as c10::str() joins them.
+// Calls agree() if agreement is checked, with `arguments` joined by c10::str().
 template <typename... Arguments>
 void agree_if_checked(c10d::ProcessGroup& group, const char* op, const ComparedTensors& tensors,
                       const Arguments&... arguments) {
@@ -48,7 +48,7 @@ void agree_if_checked(c10d::ProcessGroup& group, const char* op, const ComparedT
   }
 }
 
-// The same for an exchange of rows of dim 0: rank r must expect from rank s what rank s sends to rank r.
+// Checks an exchange of rows of dim 0 likewise: rank r must expect from rank s what rank s sends to rank r.
 void agree_on_exchange_if_checked(c10d::ProcessGroup& group, const char* op, const at::Tensor& rows,
                                   at::IntArrayRef output_splits, at::IntArrayRef input_splits);
 

@@ -23,8 +23,8 @@ bool c10d_ops_are_replaced();
 //
 // c10d::ProcessGroup sends each collective through a dispatcher op (c10d::allreduce_, ...), which costs as
 // much as the rest of starting a collective. The op matters only to a profiler, a subclass of ProcessGroup,
-// or a program that replaced a kernel; hooks of the group, such as those of PyTorch's flight recorder, are
-// called here as there. Under layers that intercept operators no collective is started here.
+// or a program that replaced a kernel; the group's hooks, such as those of PyTorch's flight recorder, are
+// called either way. Under layers that intercept operators no collective is started here.
 template <typename Collective>
 c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::DeviceType device_type,
                                           const Collective& collective) {

@@ -23,7 +23,7 @@ std::atomic<FindCaller> find_caller{find_none};
 thread_local const Label* innermost = nullptr;
 thread_local Text module_now;
 
-// The coarse clock is read in a quarter of the time of std::chrono's.
+// Reads the coarse clock, which takes a quarter of the time of std::chrono's.
 int64_t now_ms() noexcept {
   std::timespec time{};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);

@@ -1,4 +1,4 @@
-// When a collective was started, by whom and for what: for messages about collectives in flight.
+// The time, caller and purpose of a collective's start, for messages about collectives in flight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace funcol {
 
-// Text that several holders share; null stands for none.
+// Text with shared ownership; null means none.
 using Text = std::shared_ptr<const std::string>;
 
 struct CallSite {
@@ -23,22 +23,22 @@ struct CallSite {
   Text caller;        // "train.py:41 in step"; null unless callers are recorded, and where no Python code is
   Text purpose;       // current_purpose(); null unless purposes are wanted
 
-  // Here and now. Takes some 10 ns while nothing is recorded.
+  // Returns the current time, caller and purpose. Takes some 10 ns while nothing is recorded.
   static CallSite now();
-  // Since then, to some milliseconds.
+  // Returns the time since the start in seconds, to some milliseconds.
   double seconds() const;
 };
 
 // A description of a collective that has been started and may still be running.
 struct InFlight {
   InFlight() = default;
-  // Of the results `outputs`.
+  // Describes a collective with the results `outputs`.
   InFlight(std::string_view op, GroupRef group, at::TensorList outputs, CallSite started);
 
-  // Waits for no lock of a device and for no GIL.
+  // Returns the description. Waits neither for a lock of a device nor for the GIL.
   std::string text() const;
 
-  std::string_view op;  // lives for ever
+  std::string_view op;  // never destroyed
   GroupRef group;
   std::vector<std::vector<int64_t>> shapes;
   std::optional<at::ScalarType> dtype;  // of the first result
@@ -46,7 +46,7 @@ struct InFlight {
   CallSite started;
 };
 
-// " (rank 1 of 2)"; nothing for groups that are gone, or written in Python.
+// Returns " (rank 1 of 2)"; an empty string for groups that no longer exist or are written in Python.
 std::string own_rank_text(const GroupRef& group);
 
 // Sets whether CallSite::now() records the line of Python that started the collective, and its purpose.
@@ -58,8 +58,8 @@ bool callers_are_recorded() noexcept;
 using FindCaller = Text (*)();
 void set_find_caller(FindCaller find);
 
-// While it exists, collectives that this thread starts are for `text`, which must outlive the object. Nested
-// labels make a purpose, the outermost first: "layers.0 / aten::mm / all_gather(dim 0, tp)".
+// A scope in which the collectives that this thread starts are for `text`, which must outlive the object.
+// Nested labels form a purpose, the outermost first: "layers.0 / aten::mm / all_gather(dim 0, tp)".
 class Label {
  public:
   explicit Label(std::string_view text) noexcept;
@@ -73,16 +73,16 @@ class Label {
   const Label* outer_;
 };
 
-// The purpose that this thread's labels make, after the name of its module; null if there are none.
+// Returns the purpose that this thread's labels form, after the name of its module; null if there are none.
 Text current_purpose();
 
-// The module whose forward or backward pass runs on this thread, such as "layers.0.attention"; null: none, or
-// nobody names modules.
+// Returns the module whose forward or backward pass runs on this thread, such as "layers.0.attention"; null
+// if there is none, or if modules are not named.
 Text current_module();
-// Returns the one before.
+// Sets the current module of this thread and returns the previous one.
 Text set_current_module(Text module);
 
-// While it exists, this thread runs the backward pass of `module`, which was current_module() in the forward
+// A scope in which this thread runs the backward pass of `module`, which was current_module() in the forward
 // pass.
 class BackwardOf {
  public:
@@ -104,8 +104,8 @@ class BackwardOf {
 // Returns true if purposes are read: callers are recorded, or a profiler is active on this thread.
 bool purposes_are_wanted() noexcept;
 
-// While it exists, c10d gives the Works that this thread starts the current purpose as their name in
-// profiles, if purposes are wanted, and if PyTorch has such names. A name that the program has set comes
+// A scope in which c10d gives the Works that this thread starts the current purpose as their name in
+// profiles, if purposes are wanted and PyTorch supports such names. A name that the program has set comes
 // first.
 class NamedWorks {
  public:

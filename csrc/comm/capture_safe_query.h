@@ -12,19 +12,19 @@
 
 namespace funcol {
 
-// Says whether a CUDA graph is being captured on the current stream. The Python bindings set one that asks
-// PyTorch; the default says no.
+// A function that returns true if a CUDA graph is being captured on the current stream. The Python bindings
+// set one that queries PyTorch; the default returns false.
 using IsCapturing = bool (*)();
 void set_is_capturing(IsCapturing is_capturing);
 
-// To be called when a collective runs on CUDA tensors. Before the first call nothing asks about captures.
+// Records that a collective runs on CUDA tensors. Before the first call, captures are not queried.
 void note_cuda_is_used();
 
-// Held while Works are asked.
+// A scope in which Works are queried.
 class AskingDevices {
  public:
   AskingDevices();
-  // False while the current stream is captured.
+  // Returns false while the current stream is captured.
   bool is_allowed() const noexcept { return is_allowed_; }
 
  private:

@@ -6,8 +6,8 @@
 
 namespace funcol {
 
-// The T in `value`, or null. Python passes the bare holder, TorchScript an object with the holder in its only
-// slot.
+// Returns the T in `value`, or null. Python passes the bare holder, TorchScript an object with the holder in
+// its only slot.
 template <typename T>
 c10::intrusive_ptr<T> custom_class(const c10::IValue& value) {
   c10::intrusive_ptr<torch::CustomClassHolder> holder;
@@ -16,7 +16,7 @@ c10::intrusive_ptr<T> custom_class(const c10::IValue& value) {
   } else if (value.isCustomClass()) {
     holder = value.toObject()->getSlot(0).toCapsule();
   }
-  // PyTorch's dynamic_intrusive_pointer_cast() never gives back its reference to an object of another type.
+  // PyTorch's dynamic_intrusive_pointer_cast() never releases its reference to an object of another type.
   return c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(dynamic_cast<T*>(holder.get()));
 }
 

@@ -1,4 +1,4 @@
-// Taking elements out of a container that a lock protects, so that they are destroyed after it is released.
+// Removal of elements from a container under a lock, so that they are destroyed after its release.
 #pragma once
 
 #include <algorithm>

@@ -9,13 +9,13 @@
 
 namespace funcol {
 
-// The number of forks between the process that loaded funcol and this one: 0 outside of forked processes.
+// Returns the number of forks between the process that loaded funcol and this one: 0 outside of forks.
 uint64_t num_forks() noexcept;
 
-// The one object of class T, which derives from this one. It is made at the first use and never destroyed:
-// threads may be in it, and tensors may go, while the process exits.
+// The only object of class T, which derives from this class. It is made at the first use and never destroyed:
+// threads may use it, and tensors may be destroyed, while the process exits.
 //
-// A fork waits until no thread has the mutex. The child calls begin_anew(), a member of T, with the mutex.
+// A fork waits until no thread holds the mutex. The child calls T::begin_anew() under the mutex.
 template <typename T>
 class ForkSafe {
  public:
@@ -33,7 +33,7 @@ class ForkSafe {
                    });
   }
 
-  // Empties `value` in the child, where destroying what the parent has would disturb the parent's threads.
+  // Empties `value` in the child without destroying its content, which would disturb the parent's threads.
   template <typename Value>
   static void leak(Value& value) {
     new Value(std::exchange(value, Value()));  // NOLINT(cppcoreguidelines-owning-memory)

@@ -5,7 +5,7 @@
 
 namespace funcol {
 
-// Calls `blocking(context)`. The Python bindings set a function that releases the GIL meanwhile.
+// A function that calls `blocking(context)`. The Python bindings set one that releases the GIL meanwhile.
 using RunBlocking = void (*)(void (*blocking)(void* context), void* context);
 void set_run_blocking(RunBlocking run);
 

@@ -38,7 +38,7 @@ struct KnownGroups {
   std::atomic<bool> had_group{false};
 };
 
-// Never destroyed: tensors may settle while the process exits.
+// Returns the known groups, which are never destroyed: tensors may settle while the process exits.
 KnownGroups& known_groups() {
   static auto* instance = new KnownGroups();  // NOLINT(cppcoreguidelines-owning-memory)
   return *instance;
@@ -50,14 +50,14 @@ bool has_backend(c10d::ProcessGroup& group, const c10d::Backend& backend) {
          });
 }
 
-// Returns true for a group that sends nothing, and has no connections.
+// Returns true for a group that sends nothing and has no connections.
 bool is_fake(c10d::ProcessGroup& group) {
   return group.hasBackends() && std::ranges::all_of(group.getDeviceTypes(), [&](const auto& device) {
            return group.getBackend(device.type())->getBackendName() == "fake";
          });
 }
 
-// Calls `change(groups)` under the lock, after dropping the groups that nobody holds any more.
+// Calls `change(groups)` under the lock, after dropping the groups that no longer exist.
 template <typename Change>
 void change_known_groups(const Change& change) {
   auto& known = known_groups();
@@ -154,7 +154,7 @@ void note_group_removed(const std::string& name) {
 }
 
 void note_all_groups_removed() {
-  std::vector<GroupPtr> held;  // let go of outside the lock
+  std::vector<GroupPtr> held;  // released outside the lock
   change_known_groups([&](auto& groups) {
     for (auto& entry : groups) {
       held.push_back(entry.group.lock());

@@ -72,7 +72,7 @@ struct Orphan {
   bool may_have_future = true;
 };
 
-// At exit a Work may still be running, and nothing may block on it.
+// The kept Works. Some may still be running at exit, and nothing may block on them.
 struct Orphanage final : ForkSafe<Orphanage> {
   std::mutex& mutex() { return mutex_; }
 
@@ -89,8 +89,9 @@ struct Orphanage final : ForkSafe<Orphanage> {
   std::atomic<size_t> size{0};
 };
 
-// A Work written in Python cannot override isCompleted(), which always says no; but its future may tell.
-// Works of backends name their operation. Their futures may be done before the device is, and are not asked.
+// Returns true if the future of a Work written in Python has completed. Such a Work cannot override
+// isCompleted(), which always returns false. Futures of backends may complete before the device, and are not
+// queried.
 bool has_completed_future(Orphan& orphan) {
   if (!orphan.may_have_future || !may_need_gil(*orphan.work)) {
     return false;
@@ -108,7 +109,7 @@ bool is_orphan_completed(Orphan& orphan) {
   return is_completed(*orphan.work) || has_completed_future(orphan);
 }
 
-// Drops the finished Works among the first `count`, and puts the others last. Returns the number dropped.
+// Drops completed Works among the first `count`, moves the others to the end. Returns the number dropped.
 size_t sweep(Orphanage& home, size_t count) {
   if (home.size.load(std::memory_order_relaxed) == 0) {
     return 0;
@@ -117,7 +118,7 @@ size_t sweep(Orphanage& home, size_t count) {
   if (!asking.is_allowed()) {
     return 0;
   }
-  // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
+  // The Works are queried outside the lock: one may be written in Python and need the GIL to answer.
   std::vector<Orphan> orphans;
   {
     const std::scoped_lock lock(home.mutex());

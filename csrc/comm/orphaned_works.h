@@ -1,10 +1,9 @@
-// Works for which no caller waits: of collectives whose result nobody holds any more, and those that end only
-// when somebody waits for them, such as Gloo's sends and receives, and its reduce_scatter, whose wait() makes
-// the result.
+// Works for which no caller waits: those of collectives whose result was dropped, and those that complete
+// only in wait(), such as Gloo's sends and receives, and its reduce_scatter, whose wait() makes the result.
 //
-// A started collective must run to its end on every rank, and its buffers must outlive it, even when this
-// rank dropped the result without looking at it. Such a Work is kept here until it is done, with the tensors
-// that it reads and writes. A later call drops finished Works.
+// A started collective must run to its end on every rank, and its buffers must outlive it, even if this rank
+// dropped the result unused. Such a Work is kept here until it has completed, with the tensors that it reads
+// and writes. A later call drops completed Works.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +17,8 @@
 
 namespace funcol {
 
-// `ends_only_by_waiting`: wait_in_background() waits for the Work.
+// Keeps `work` and `buffers` until the Work has completed. If `ends_only_by_waiting`, wait_in_background()
+// waits for it.
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                   bool ends_only_by_waiting = false, InFlight what = {});
 
@@ -26,19 +26,19 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
 // them.
 std::vector<InFlight> kept_orphans();
 
-// Drops finished Works and returns the number of running ones. Cheap while there are none. Asks none where
-// asking is not allowed (comm/capture_safe_query.h).
+// Drops completed Works and returns the number of running ones. Cheap while there are none. Queries none
+// where queries are not allowed (comm/capture_safe_query.h).
 size_t sweep_orphans();
 
-// Drops finished Works among the next few, and goes on until it meets a few that all run. Cheap enough for
+// Drops completed Works among the next few, and goes on until it finds a few that all run. Cheap enough for
 // the start of every collective, however many Works there are.
 void sweep_some_orphans();
 
-// True of a Work that failed, too: whoever waits for it gets the error.
+// Returns true for a Work that failed, too: the next wait() raises its error.
 bool is_completed(c10d::Work& work);
 
-// Returns true if `work` may be written in Python: it does not name its operation, and needs the GIL to
-// answer.
+// Returns true if `work` may be written in Python: such a Work does not name its operation, and needs the GIL
+// to answer.
 bool may_need_gil(const c10d::Work& work);
 
 // Returns true if a Work of `group` on the CPU never reports isCompleted() before it was waited for. Returns

@@ -14,7 +14,7 @@ namespace {
 
 std::atomic<bool> remember{false};
 std::atomic<bool> c10d_is_replaced{false};
-// Counts changes of the registry; what a thread remembered under an older count is void.
+// The number of changes of the registry. Groups that a thread remembered under an older number are void.
 std::atomic<uint64_t> registry_generation{0};
 
 // A thread's last few groups. Weak, so that it keeps no group alive.
@@ -46,7 +46,7 @@ class RecentGroups {
   size_t next_ = 0;
 };
 
-// The group that `recent` has under `key`, else the group that `search` finds; null if there is none.
+// Returns the group that `recent` has under `key`, else the group that `search` finds; null if there is none.
 template <typename Search>
 GroupPtr find_or_search(RecentGroups& recent, std::string_view key, const Search& search) {
   if (!remember.load(std::memory_order_relaxed)) {

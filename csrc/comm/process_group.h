@@ -1,4 +1,4 @@
-// Finds the c10d::ProcessGroup that a name, an object or a list of ranks stands for.
+// The c10d::ProcessGroup that a name, an object or a list of ranks refers to.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,8 +13,8 @@
 
 namespace funcol {
 
-// The group registered under `name` in c10d's group registry.
-// ValueError naming `op` and `name` if there is none.
+// Returns the group registered under `name` in c10d's group registry. Raises ValueError naming `op` and
+// `name` if there is none.
 //
 // After remember_groups(true) each thread remembers its last few names, and a repeated call does not search
 // the registry; forget_groups() then has to be called whenever the registry changes. In c10d's thread
@@ -24,33 +24,34 @@ bool has_group_named(std::string_view name);
 void remember_groups(bool enabled);
 void forget_groups();
 
-// The group of an `Any` schema argument: a name, or a ProcessGroup object. TypeError naming `op` for anything
-// else.
+// Returns the group of an `Any` schema argument: a name, or a ProcessGroup object. Raises TypeError naming
+// `op` for anything else.
 GroupPtr group_from_ivalue(const c10::IValue& group, const char* op);
 
-// The group that consists of the global `ranks` and was made under `tag`, as c10d_functional's operators name
-// groups. ValueError naming `op`, `ranks` and `tag` if there is none. Remembered as names are.
+// Returns the group of the global `ranks` that was made under `tag`, as c10d_functional's operators name
+// groups. Raises ValueError naming `op`, `ranks` and `tag` if there is none. Remembers groups like
+// group_from_name().
 GroupPtr group_from_ranks(at::IntArrayRef ranks, std::string_view tag, const char* op);
 
-// Finds the name of such a group for group_from_ranks(); nothing if there is none. To be set once.
+// A function that finds the name of such a group for group_from_ranks(), or nullopt. To be set once.
 using RanksResolver = std::function<std::optional<std::string>(std::vector<int64_t>, std::string)>;
 void set_ranks_resolver(RanksResolver resolver);
 
-// `group` as an op's argument: its name where the registry has the group under that name, so that graphs and
-// backward passes keep no group alive; else the group itself.
+// Returns `group` as an op's argument: its name if the registry has the group under that name, so that graphs
+// and backward passes keep no group alive; else the group itself.
 c10::IValue as_ivalue(const GroupPtr& group);
 
-// The group's name, for messages; "(unnamed)" if it was made without one.
+// Returns the group's name, for messages; "(unnamed)" if it was made without one.
 std::string group_name(const c10d::ProcessGroup& group);
 
-// ValueError unless `group_size` is the number of ranks in `group`.
+// Raises ValueError unless `group_size` is the number of ranks in `group`.
 void check_group_size(const c10d::ProcessGroup& group, int64_t group_size, const char* op);
 
-// The group of a schema's `group` and `group_size` arguments, checked as group_from_ivalue() and
+// Returns the group of a schema's `group` and `group_size` arguments, checked as group_from_ivalue() and
 // check_group_size() do.
 GroupPtr group_of_size(const c10::IValue& group, int64_t group_size, const char* op);
 
-// Name of the backend that serves `device_type` in `group`: "gloo", "nccl", "fake", ...
+// Returns the name of the backend of `group` for `device_type`: "gloo", "nccl", "fake", ...
 std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type);
 
 // Returns true if that backend sends everything that is started between startCoalescing() and endCoalescing()

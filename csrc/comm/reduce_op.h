@@ -10,14 +10,15 @@
 
 namespace funcol {
 
-// The reduce operator "sum", "avg", "product", "min", "max", "band", "bor" or "bxor", in any case. ValueError
-// naming `op` for other names; "premul_sum" has a factor, so only a ReduceOp object can say it.
+// Returns the reduce operator "sum", "avg", "product", "min", "max", "band", "bor" or "bxor", in any case.
+// Raises ValueError naming `op` for other names; "premul_sum" has a factor, so it needs a ReduceOp object.
 c10d::ReduceOp reduce_op_from_name(std::string_view name, const char* op);
 
-// The reduce operator of an `Any` schema argument: a name or a ReduceOp object. TypeError for anything else.
+// Returns the reduce operator of an `Any` schema argument: a name or a ReduceOp object. Raises TypeError for
+// anything else.
 c10d::ReduceOp reduce_op_from_ivalue(const c10::IValue& value, const char* op);
 
-// `reduce_op` as an op's argument: its name, or the object where there is a factor, too.
+// Returns `reduce_op` as an op's argument: its name, or the object if the operator has a factor.
 c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op);
 
 std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op);

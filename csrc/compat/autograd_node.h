@@ -1,4 +1,4 @@
-// Nodes of autograd: how they are owned, by std::shared_ptr in older PyTorch minors, by intrusive_ptr in
+// Nodes of autograd: how they are owned, by std::shared_ptr in older PyTorch releases, by intrusive_ptr in
 // newer ones; and how compiled autograd calls them.
 #pragma once
 
@@ -14,20 +14,20 @@
 
 namespace funcol::compat {
 
-// A new T, which derives from torch::autograd::Node, in the pointer that set_history() takes.
+// Makes a T, which derives from torch::autograd::Node, in the pointer that set_history() takes.
 template <typename T, typename... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>) {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
   } else {
-    // Found by its argument's type: newer minors do not declare deleteNode().
+    // Argument-dependent lookup finds deleteNode(), which newer PyTorch releases do not declare.
     return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
   }
 }
 
-// Has compiled autograd call `function(gradients, packed)` in the place of `node`, and returns what stands
-// for its results. `types` are those of the packed values. A traceable function is traced through, others are
-// opaque.
+// Makes compiled autograd call `function(gradients, packed)` in place of `node`, and returns the placeholders
+// of the results. `types` are the types of the packed values. Compiled autograd traces through a traceable
+// function; others are opaque.
 inline torch::autograd::variable_list call_when_compiled(
     const torch::autograd::Node& node, torch::dynamo::autograd::SwapSavedVariables& saved,
     const torch::autograd::variable_list& gradients, const std::vector<c10::IValue>& packed,

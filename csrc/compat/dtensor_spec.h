@@ -1,4 +1,4 @@
-// Attributes of PyTorch's DTensorSpec that only some minors have.
+// Attributes of PyTorch's DTensorSpec that only some PyTorch releases have.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -13,7 +13,7 @@ inline bool strided_shards_stand_for_order(py::handle spec) {
   return py::getattr(spec, name, Py_None).ptr() == Py_True;
 }
 
-// Returns the hash of a spec with tensor_meta, which has none yet. PyTorch 2.15 hashes a tuple of these
+// Returns the hash of a spec that has tensor_meta but no hash yet. PyTorch 2.15 hashes a tuple of these
 // fields; a spec of an older release hashes itself. Needs the GIL.
 inline Py_hash_t hash_of_spec(py::handle spec) {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15

@@ -1,6 +1,6 @@
 // PyTorch's table of what it calls in the Python interpreter, with every call forwarded to another table.
 //
-// The list of functions is that of PyTorch 2.15; older minors lack those under a condition.
+// The list of functions is that of PyTorch 2.15.
 #pragma once
 
 #include <ATen/core/stack.h>

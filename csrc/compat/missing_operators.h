@@ -1,4 +1,4 @@
-// Operators and dispatch keys that only newer PyTorch minors have.
+// Operators and dispatch keys that only newer PyTorch releases have.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -28,8 +28,8 @@ inline bool has_operator(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
 }
 
-// Defines the operator `name` in _c10d_functional, with the schema of funcol's, if PyTorch has none. The
-// kernel of `make_kernel()` serves all devices, `meta` the Meta device.
+// Defines the operator `name` in _c10d_functional, with the schema of funcol's operator, if PyTorch does not
+// define it. The kernel that `make_kernel()` returns handles all devices, `meta` the Meta device.
 template <typename MakeKernel, typename Meta>
 void define_if_missing(torch::Library& library, const std::string& name, const MakeKernel& make_kernel,
                        Meta* meta) {

@@ -1,8 +1,8 @@
-// Functions of process groups that differ between PyTorch minors.
+// Functions of process groups that differ between PyTorch releases.
 //
-// PyTorch renamed the collectives on flat tensors: newer minors deprecate the old names and route them to the
-// new ones, older minors have only the old. The member that exists is picked at compile time; both take
-// (output, input, options) and return the Work.
+// PyTorch renamed the collectives on flat tensors: newer releases deprecate the old names and route them to
+// the new ones, older releases have only the old ones. The member that exists is picked at compile time; both
+// take (output, input, options) and return the Work.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace funcol::compat {
 
-// The group registered under `name` in c10d's registry, or null. Not every minor can be asked whether there
-// is one, so the exception says so.
+// Returns the group registered under `name` in c10d's registry, or null. Catches the exception for a missing
+// name, because not every PyTorch release can be queried for one.
 inline c10::intrusive_ptr<c10d::ProcessGroup> registered_group(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
@@ -47,9 +47,10 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_flat_coalesced(Group& group, std::
 
 namespace detail {
 
-// A group without backends is a class of its own, often written in Python. PyTorch's functional collectives
-// call its coalesced collectives, with one tensor; a class that lacks those may have the flat ones. A missing
-// method raises c10::Error before anything is sent; a method in Python raises errors of another type.
+// Calls `coalesced` with lists of one tensor for a group without backends, as PyTorch's functional
+// collectives do. Calls `flat` for others, and if the group's class, often written in Python, lacks the
+// method. A missing method raises c10::Error before anything is sent; a method in Python raises errors of
+// another type.
 template <typename Target, typename Coalesced, typename Flat>
 c10::intrusive_ptr<c10d::Work> coalesced_or_flat(Target& target, const at::Tensor& output,
                                                  const at::Tensor& input, const Coalesced& coalesced,

@@ -1,4 +1,4 @@
-// Names of Works in profiles: only newer PyTorch minors have them.
+// Names of Works in profiles: only newer PyTorch releases have them.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 // Beside c10d, not inside funcol, so that lookup finds both. Overload resolution prefers c10d's functions,
-// which are no templates, to these.
+// which are not templates, to these.
 namespace funcol_without_work_names {
 
 template <typename... None>
@@ -32,8 +32,8 @@ inline std::string get() { return get_comm_profiling_name(); }
 
 }  // namespace detail
 
-// The name of the Works that this thread starts, for profiles; empty: the backend's own, such as
-// "gloo:all_reduce", and in PyTorch minors that have no such names.
+// Returns the name that profiles show for the Works that this thread starts. Empty for the backend's own
+// name, such as "gloo:all_reduce", and in PyTorch releases without such names.
 inline std::string work_name() { return detail::either::get(); }
 inline void set_work_name(const std::string& name) { detail::either::set(name); }
 

@@ -18,8 +18,8 @@ PyObject* wrapper_object(const Tensor& tensor, PyTypeObject* type) {
 }
 }  // namespace detail
 
-// A new object of `type`, which has __torch_dispatch__, for a tensor without one; None where this minor lets
-// only Python make one. Null with an error set. Needs the GIL.
+// Returns a new object of `type`, which has __torch_dispatch__, for a tensor without a Python object; None if
+// this PyTorch release lets only Python make one; null with an error set on failure. Needs the GIL.
 inline PyObject* wrapper_object(const at::Tensor& tensor, PyTypeObject* type) {
   return detail::wrapper_object(tensor, type);
 }

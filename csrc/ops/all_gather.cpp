@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Te
                     [&](auto& target) { return compat::all_gather_flat(target, wire_out, wire_in, {}); });
 }
 
-// Along dim 0.
+// Forms along dim 0.
 
 StartedCollective start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
   check_group_size(*group, group_size, kRows);
@@ -74,7 +74,7 @@ StartedCollective start_rows_out(const at::Tensor& input, int64_t group_size, co
   return start_all_gather_out(input, out, group);
 }
 
-// Along any dim, of any sizes.
+// Forms along any dim, of any sizes.
 
 at::Tensor meta(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
   dim = wrap_dim(dim, input, kAlongDim);
@@ -121,7 +121,7 @@ autograd::Data saved(const at::Tensor& input, int64_t dim, const IValue& group, 
   return {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0};
 }
 
-// Several tensors along dim 0.
+// Forms of several tensors along dim 0.
 
 StartedCollective start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
   check_group_size(*group, group_size, kCoalesced);
@@ -144,7 +144,8 @@ Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue
   return gathered;
 }
 
-// This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.
+// Returns this rank's parts of the sums of `wholes`: by one reduce_scatter if dtypes are equal, else one
+// each.
 Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
   const auto is_like_first = [&](const at::Tensor& whole) {
     return whole.scalar_type() == wholes[0].scalar_type();
@@ -223,8 +224,8 @@ StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const G
   return start;
 }
 
-// Backends gather equal parts, so the elements of each travel padded to those of the largest one; the
-// epilogue leaves the padding out.
+// Pads the elements of each part to those of the largest one, since backends gather equal parts; the epilogue
+// leaves the padding out.
 StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                                           at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";

@@ -26,11 +26,11 @@
 namespace funcol {
 namespace {
 
-// From this size on glibc's malloc maps memory anew, whatever was freed before, and unmaps it when it is
+// The size from which glibc's malloc maps memory anew, whatever was freed before, and unmaps it when it is
 // freed.
 constexpr size_t kMappedBytes = size_t{32} << 20;
 
-// Mapping memory page by page takes longer than filling it.
+// Requests large pages: mapping memory page by page takes longer than filling it.
 void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t num_bytes) {
 #ifdef MADV_HUGEPAGE
   static const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -64,8 +64,8 @@ at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
   return alias;
 }
 
-// A tensor that Python does not know: its last reference but one can go on a thread that must not wait for
-// the GIL, such as a backend's.
+// Returns an alias that has no Python object: a thread that must not wait for the GIL, such as a backend's,
+// may drop the next-to-last reference.
 at::Tensor alias_for_backend(const at::Tensor& contiguous) {
   const auto& impl = *contiguous.unsafeGetTensorImpl();
   const bool is_plain = AsyncTensorImpl::can_wrap(contiguous) ||

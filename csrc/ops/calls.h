@@ -3,7 +3,7 @@
 //   at::Tensor sum = call::all_reduce(x, "sum", group);
 //
 // Arguments are those of the schema: a group is a name or a ProcessGroup, a reduce op a name or a ReduceOp,
-// split_sizes one size per rank or nothing for equal shares.
+// split_sizes one size per rank or nullopt for equal shares.
 //
 // Each is a Collective, made in the file of its collective from one description of all its forms:
 //
@@ -35,18 +35,18 @@
 
 namespace funcol {
 
-// A collective of tensors that it leaves as they are.
+// A collective that does not modify its input tensors.
 template <typename Signature>
 class Collective;
 
-// `Inputs` is one tensor or a TensorList, `Result` one tensor or a vector of them.
+// A collective of this signature: `Inputs` is one tensor or a TensorList, `Result` one or a vector of them.
 template <typename Result, typename Inputs, typename... Rest>
 class Collective<Result(Inputs, Rest...)> {
  public:
   using Form = Result (*)(Inputs, Rest...);
 
   struct Forms {
-    // Results without data: sizes, which may be symbols, dtypes, strides. Null: those of the inputs,
+    // The results without data: sizes, which may be symbols, dtypes, strides. Null: those of the inputs,
     // contiguous.
     Form meta = nullptr;
     // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's, for layers to see.
@@ -65,18 +65,18 @@ class Collective<Result(Inputs, Rest...)> {
     // Raises unless one backend can take all of the inputs. Null where there is one input. Called before the
     // dispatcher picks a device.
     void (*check)(at::TensorList inputs, const char* op) = nullptr;
-    // PyTorch's _c10d_functional has an operator of this name.
+    // True if PyTorch's _c10d_functional has an operator of this name.
     bool is_in_core = false;
   };
 
-  // `start` has the parameters of the schema, with ReduceOps, groups and numbers instead of IValues and
-  // symbols (start_arguments.h).
+  // Defines the operator. `start` has the parameters of the schema, with ReduceOps, groups and numbers
+  // instead of IValues and symbols: see start_argument().
   template <typename... Native>
   Collective(const OperatorInfo& info, StartedCollective (*start)(Native...), const Forms& forms)
       : operator_(info), forms_(forms), handle_(define(start)) {}
 
-  // Calls the operator through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
-  // subclass), whoever watches, and whether or not they need a gradient.
+  // Calls the operator through the dispatcher: for tensors of any kind (eager, meta, fake, functional, a
+  // subclass), under any layer, with or without a gradient.
   Result operator()(Inputs inputs, Rest... rest) const {
     return is_watched_below_autograd(inputs) ? traced(inputs, rest...) : handle_.call(inputs, rest...);
   }
@@ -88,8 +88,8 @@ class Collective<Result(Inputs, Rest...)> {
     return core::call_and_wait(operator_.op(), {inputs, rest...}).template to<Result>();
   }
 
-  // Runs the collective with nothing recorded: the traced form where a layer watches, so that it sees
-  // operators that it knows; else the kernel of the device.
+  // Runs the collective with nothing recorded: the traced form if a layer watches, so that it sees operators
+  // that it knows; else the kernel of the device.
   Result unrecorded(Inputs inputs, Rest... rest) const {
     if (is_watched(inputs)) {
       const at::AutoGradMode no_grad(false);
@@ -112,7 +112,7 @@ class Collective<Result(Inputs, Rest...)> {
                             saves_values);
   }
 
-  // Data of a rule: the arguments after the input, and the input's sizes.
+  // Returns the data of a rule: the arguments after the input, and the input's sizes.
   static autograd::Data arguments_and_sizes(Inputs input, Rest... rest) {
     return {autograd::saved(rest)..., input.sym_sizes()};
   }
@@ -126,8 +126,8 @@ class Collective<Result(Inputs, Rest...)> {
     return has_active_layers() || std::ranges::any_of(inputs, belongs_to_layer);
   }
 
-  // Returns true if a layer below autograd is active, as in DTensor's dispatcher while a compiler traces: it
-  // would meet funcol's own operator, which it does not know.
+  // Returns true if a layer below autograd is active, as in DTensor's dispatcher while a compiler traces: the
+  // layer would meet funcol's own operator, which it does not know.
   static bool is_watched_below_autograd(at::TensorList inputs) {
     const auto& excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
     return excluded.has(c10::DispatchKey::AutogradFunctionality) && !excluded.has(c10::DispatchKey::Python) &&
@@ -139,7 +139,7 @@ class Collective<Result(Inputs, Rest...)> {
       forms_.check(inputs, operator_.op());
     }
     check_no_tangents(inputs, operator_.op());
-    // functorch's transforms take no node of autograd written in C++, but know PyTorch's operators.
+    // functorch's transforms do not accept autograd nodes written in C++, but know PyTorch's operators.
     if (has_active_transforms()) {
       return traced(inputs, rest...);
     }

@@ -26,8 +26,8 @@ using torch::jit::Stack;
 
 std::atomic<TranslateError> translate_error{nullptr};
 
-// The kernel of core_kernels() for the operator's name. It reads its arguments from the stack, because group
-// and reduce op are `str` or `Any` in the schema, depending on the PyTorch minor.
+// Makes the boxed kernel of a core kernel. It reads its arguments from the stack, because group and reduce op
+// are `str` or `Any` in the schema, depending on the PyTorch release.
 torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
   const bool is_wait = kernel.name.starts_with("wait_");
   return boxed(kernel.name, [run = kernel.run, is_wait](Arguments arguments, const char* op) {
@@ -45,7 +45,7 @@ torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
   });
 }
 
-// The operators of _c10d_functional_autograd.
+// Returns true for the operators of _c10d_functional_autograd.
 bool is_served_with_autograd(const CoreKernel& kernel) {
   return kernel.name == "all_gather_into_tensor" || kernel.name == "reduce_scatter_tensor" ||
          kernel.name == "all_to_all_single";
@@ -55,12 +55,12 @@ bool is_served_in(std::string_view name_space, const CoreKernel& kernel) {
   return !name_space.ends_with("_autograd") || is_served_with_autograd(kernel);
 }
 
-// "all_reduce(Tensor self, ...) -> Tensor" -> all_reduce
+// Returns all_reduce for "all_reduce(Tensor self, ...) -> Tensor".
 std::string name_in_schema(std::string_view schema) {
   return std::string(schema.substr(0, schema.find('(')));
 }
 
-// The operators of c10d_functional, also those that only newer PyTorch minors have.
+// The operators of c10d_functional, also those that only newer PyTorch releases have.
 constexpr const char* kLegacySchemas[] = {
     "broadcast(Tensor self, int src, str tag, int[] ranks, int group_size) -> Tensor",
     "all_reduce(Tensor self, str reduceOp, str tag, int[] ranks, int group_size) -> Tensor",
@@ -79,7 +79,7 @@ constexpr const char* kLegacySchemas[] = {
     "int[] ranks, int group_size) -> Tensor",
 };
 
-// Splits that were left out are equal shares of dim 0.
+// Replaces splits that were left out by equal shares of dim 0.
 void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tensor& input,
                     int64_t group_size) {
   TORCH_CHECK_VALUE(
@@ -92,7 +92,7 @@ void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tenso
   }
 }
 
-// The arguments of `core`, from the legacy operator's, which end in tag, ranks, group_size.
+// Returns the arguments of `core`, from those of the legacy operator, which end in tag, ranks, group_size.
 Stack core_arguments(c10::ArrayRef<IValue> legacy, const c10::OperatorHandle& core, const char* op) {
   constexpr size_t kNumGroupArguments = 3;
   const auto own = legacy.slice(0, legacy.size() - kNumGroupArguments);
@@ -168,12 +168,12 @@ std::vector<torch::Library> register_kernels(const std::vector<std::string>& lef
   return libraries;
 }
 
-// A thread that released the GIL to call an operator, and has not yet read the operator's kernel, may read
-// half of a kernel while the tables change. No other thread gets there as long as this one has the GIL;
-// threads that are there leave within a fraction of a microsecond on a free core.
+// Waits for threads that released the GIL to call an operator, and have not yet read the operator's kernel:
+// they might read half of a kernel while the tables change. No further thread gets there as long as this one
+// has the GIL; the others leave within a fraction of a microsecond on a free core.
 void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-// Empty unless the kernels are installed.
+// Returns the libraries of the installed kernels; empty if none are installed.
 std::vector<torch::Library>& libraries() {
   static std::vector<torch::Library> libraries;
   return libraries;

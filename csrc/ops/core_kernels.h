@@ -22,10 +22,10 @@
 
 namespace funcol {
 
-// Does nothing if the kernels are there already. The operators `left`, by their qualified names, are left as
-// they are.
+// Registers the kernels, if they are not installed. Leaves the operators `left`, given by their qualified
+// names, as they are.
 void install_core_kernels(const std::vector<std::string>& left);
-// Does nothing if they are not.
+// Removes the kernels, if they are installed.
 void remove_core_kernels();
 
 // Defines the operators of c10d_functional that the running PyTorch lacks, with kernels. To be called once,
@@ -37,12 +37,13 @@ void remove_core_kernels();
 // in PyTorch, where Python does this.
 void define_missing_legacy_ops();
 
-// Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by
-// which callers of PyTorch's operators know it. Null: nothing is called.
+// Sets the function that is called with each error of these kernels, and may throw in its place the error
+// that callers of PyTorch's operators expect. Null: none is called.
 using TranslateError = void (*)(const c10::Error&);
 void set_error_translation(TranslateError translate);
 
-// The operators that install_core_kernels() serves in the running PyTorch: "_c10d_functional::all_reduce".
+// Returns the operators that get kernels from install_core_kernels() in the running PyTorch:
+// "_c10d_functional::all_reduce".
 std::vector<std::string> ops_with_core_kernels();
 
 }  // namespace funcol

@@ -102,7 +102,7 @@ void check_numbers(const Named& named, double a, double b) {
   }
 }
 
-// The random bits of a uniform number of this dtype: those that its mantissa holds.
+// Returns the number of random bits of a uniform number of this dtype: those that its mantissa holds.
 int num_digits(at::ScalarType dtype) {
   switch (dtype) {
     case at::kHalf:
@@ -180,8 +180,8 @@ void fill_on_cpu(const Tensor& out, const RandomNumbers& numbers, const RandomKe
   });
 }
 
-// The next number of a device's generator, in the device's memory. PyTorch's operator draws it, so that
-// replays of a CUDA graph draw new ones.
+// Returns the next number of a device's generator, in the device's memory. PyTorch's operator draws it, so
+// that replays of a CUDA graph draw new ones.
 Tensor next_seed(const Tensor& like, const std::optional<at::Generator>& given) {
   return at::empty({}, like.options().dtype(at::kLong)).random_(given);
 }
@@ -213,7 +213,7 @@ void fill_on_cuda(const Tensor& out, const RandomNumbers& numbers, const Tensor&
   }
 }
 
-// The dtype in which numbers for a tensor of `dtype` are computed.
+// Returns the dtype in which numbers for a tensor of `dtype` are computed.
 at::ScalarType computed_in(at::ScalarType dtype, Distribution distribution) {
   if (dtype == at::kDouble || dtype == at::kFloat || dtype == at::kLong || dtype == at::kBool) {
     return dtype;

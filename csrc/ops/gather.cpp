@@ -52,7 +52,7 @@ at::Tensor traced(const at::Tensor& input, int64_t destination, int64_t dim, con
   return parts.concatenated(flat.split_with_sizes_symint(received, 0));
 }
 
-// Ranks other than the root have an empty gradient; a scatter takes the shape of the whole from them.
+// Scatters the root's gradient. The other ranks, whose gradients are empty, pass zeros of the full shape.
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto destination = data[0].toInt();
   const auto& group = data[2];
@@ -96,7 +96,7 @@ StartedCollective start_gather(const at::Tensor& input, int64_t destination, int
       exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
                splits_of_root(destination, sent.numel(), *group), *group);
   if (!is_unpacked) {
-    const bool has_result = receives;  // nobody misses the others
+    const bool has_result = receives;  // the others are not used
     return {gather::kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
   }
   const auto unpack = [parts](const StartedCollective& start) {

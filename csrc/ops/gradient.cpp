@@ -24,7 +24,7 @@ namespace {
 namespace compiled = torch::dynamo::autograd;
 using torch::autograd::VariableInfo;
 
-// apply(), from the arguments that apply_with_saved() packed.
+// Runs apply() on the arguments that apply_with_saved() packed.
 RuleNode::Tensors run_packed(RuleNode::Rule rule, RuleNode::Tensors gradients, compiled::PackedArgs packed) {
   const auto infos = packed.unpack<std::vector<VariableInfo>>();
   at::OptionalDeviceGuard device_guard;
@@ -191,7 +191,8 @@ at::Tensor scaled_by_factor(const at::Tensor& total, const c10d::ReduceOp& reduc
                                             : total * supplement.double_factor;
 }
 
-// The number of ranks that hold the extremum is summed in float, which holds it exactly in any case.
+// Shares `total` equally between the ranks that hold the extremum. Their number is summed in float, which is
+// exact.
 at::Tensor routed_to_extremum(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
                               const IValue& group) {
   const auto holds = (input == result).logical_or(at::isnan(input).logical_and(at::isnan(result)));

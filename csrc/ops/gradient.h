@@ -37,10 +37,10 @@
 
 namespace funcol::autograd {
 
-// Makes the gradients of all inputs from the gradients of all outputs, by a rule.
+// A node that makes the gradients of all inputs from the gradients of all outputs, by a rule.
 //
-// As differentiable as the rule. An unused output has a gradient of zeros, since ranks must agree on what
-// they send. To compiled autograd the node is opaque.
+// The node is as differentiable as the rule. An unused output has a gradient of zeros, since ranks must agree
+// on what they send. To compiled autograd the node is opaque.
 class RuleNode final : public torch::autograd::Node {
  public:
   using Tensors = torch::autograd::variable_list;
@@ -53,7 +53,7 @@ class RuleNode final : public torch::autograd::Node {
   // compiled autograd runs one rule for many nodes. GradientCollectives exist while it runs.
   using Rule = Tensors (*)(const Tensors& gradients, const Values& values, const Data& data);
 
-  // `op` as in messages, which lives for ever: "all_reduce_coalesced".
+  // Takes `op` as in messages, such as "all_reduce_coalesced"; the string must never be destroyed.
   RuleNode(const char* op, Rule rule, Data data) : op_(op), rule_(rule), data_(std::move(data)) {}
 
   // Saves the values on which the rule depends. To be called when this node is the outputs' history.
@@ -86,18 +86,18 @@ using Rule = RuleNode::Rule;
 using Tensors = torch::autograd::variable_list;
 using Values = RuleNode::Values;
 
-// True if a call with these inputs is to be recorded.
+// Returns true if a call with these inputs is to be recorded.
 bool needs_gradient(at::TensorList inputs);
 
 // Attaches the outputs of collective `op`, which was run unrecorded, to its inputs: backward calls `rule`
-// with the gradients of the outputs and `data`, and with both tensors where it `needs_values`. Returns the
+// with the gradients of the outputs and `data`, and with inputs and outputs if it `needs_values`. Returns the
 // outputs.
 Tensors record(at::TensorList inputs, Tensors outputs, const char* op, Rule rule, Data data,
                bool needs_values = false);
 at::Tensor record(const at::Tensor& input, const at::Tensor& output, const char* op, Rule rule, Data data,
                   bool needs_values = false);
 
-// split_sizes among the data of a rule, where an empty list stands for none.
+// Returns split_sizes for the data of a rule, in which an empty list means nullopt.
 IValue saved_sizes(at::OptionalSymIntArrayRef split_sizes);
 class SavedSizes {
  public:
@@ -111,7 +111,7 @@ class SavedSizes {
   std::vector<c10::SymInt> sizes_;
 };
 
-// An argument of a collective among the data of a rule.
+// Returns an argument of a collective for the data of a rule.
 template <typename Argument>
 IValue saved(const Argument& argument) {
   if constexpr (std::is_same_v<Argument, at::OptionalSymIntArrayRef>) {
@@ -121,37 +121,38 @@ IValue saved(const Argument& argument) {
   }
 }
 
-// Zeros of shape `sizes`, expanded from one element: the gradient of a rank that takes no part.
+// Returns zeros of shape `sizes`, expanded from one element: the gradient of a rank that takes no part.
 //
-// The zeros depend on `empty`, a result without elements, where somebody records or traces: the rank's part
-// in the collective of a second differentiation hangs on that, and its place behind the gradients in a traced
-// graph.
+// While autograd records or a layer traces, the zeros depend on `empty`, a result without elements: this
+// gives the rank its part in the collective of a second differentiation, and its place behind the gradients
+// in a traced graph.
 at::Tensor zeros_after(const at::Tensor& empty, c10::SymIntArrayRef sizes);
 
 // The gradients of each reduce op, for one rank's input.
 
-// The gradients of the results are summed over the ranks first. Both ways of doing so leave nothing to be
-// done for an "avg" afterwards, so that the sum may stay pending.
+// Returns the reduce op with which an all_reduce sums the gradients of the results over the ranks.
 //
-// An all_reduce with this reduce op sums them.
+// This sum comes first. Neither way of making it, here and in weighted(), leaves anything to be done for an
+// "avg" afterwards, so that the sum may stay pending.
 IValue totalling_op(const IValue& reduce_op, const char* op);
-// A gather or broadcast takes the gradient of one result to the ranks: this one.
+// Returns the gradient of one result as a gather or broadcast takes it to the ranks: for "avg", its share.
 at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const IValue& group, const char* op);
 
-// The gradient of a reduction over the ranks of `group`, for this rank's `input`.
+// Returns the gradient of a reduction over the ranks of `group`, for this rank's `input`.
 //
 // `total` is the sum, over the ranks, of the gradients of the results that this input went into, made by one
-// of the functions above, and `result` the reduced values; both have the shape of `input`. Differentiable in
-// `total`, and for product in `input` too; `input` and `result` are read for min, max and product only.
+// of the functions above, and `result` the reduced values; both have the shape of `input`. The gradient is
+// differentiable in `total`, and for product in `input` too; `input` and `result` are read for min, max and
+// product only.
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
                               const IValue& reduce_op, const IValue& group, const char* op);
 
-// reduction_gradient() of each of `totals`. `inputs` and `results` are empty where the rule does not read
-// them.
+// Returns reduction_gradient() for each of `totals`. `inputs` and `results` are empty if the rule does not
+// read them.
 Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors& results,
                             const IValue& reduce_op, const IValue& group, const char* op);
 
-// True for the reduce ops whose rule looks at the values that were reduced: min, max, product.
+// Returns true for the reduce ops whose rule reads the values that were reduced: min, max, product.
 bool depends_on_values(const c10d::ReduceOp& reduce_op);
 bool depends_on_values(const IValue& reduce_op, const char* op);
 

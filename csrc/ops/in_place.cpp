@@ -59,7 +59,8 @@ bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
 }
 
 // Runs the collective of `start`, which reads `sources` and overwrites `outs`; `rule` makes the gradients,
-// from the data of `make_data`. False for recorded views: they share a history, so that a node is not enough.
+// from the data of `make_data`. Returns false for recorded views: they share a history, so a node is not
+// enough.
 template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
          RuleNode::Rule rule, const MakeData& make_data) {
@@ -70,7 +71,7 @@ bool run(TensorList outs, TensorList sources, const char* op, const StartCollect
   decltype(compat::make_node<RuleNode>(op, rule, make_data())) node;
   if (is_recorded) {
     node = compat::make_node<RuleNode>(op, rule, make_data());
-    // Before anything is written, since sources may be.
+    // This comes before anything is written, since sources may be.
     node->set_next_edges(torch::autograd::collect_next_edges(sources));
   }
   sweep_some_orphans();
@@ -84,7 +85,7 @@ bool run(TensorList outs, TensorList sources, const char* op, const StartCollect
   return true;
 }
 
-// Flat, unless dim 0 can be cut into `num_parts`.
+// Returns `tensor`, flattened unless dim 0 can be cut into `num_parts`.
 Tensor in_parts(const Tensor& tensor, int64_t num_parts) {
   return tensor.dim() > 0 && tensor.size(0) % num_parts == 0 ? tensor : tensor.reshape(-1);
 }
@@ -95,7 +96,7 @@ Tensor shaped(const Tensor& tensor, at::IntArrayRef sizes) {
 
 Tensor joined(TensorList tensors) { return tensors[0].dim() == 0 ? at::stack(tensors) : at::cat(tensors); }
 
-// The reverse of joined().
+// Reverses joined().
 Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
   if (into_scalars) {
     return tensor.unbind();

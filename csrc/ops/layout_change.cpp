@@ -21,14 +21,14 @@ namespace {
 
 using kernels::ShardShape;
 
-// Up to here, copying to the stack and back is faster than finding memory.
+// The size up to which copying to the stack and back is faster than allocating memory.
 constexpr int64_t kFewBytes = 4096;
 
 int64_t product(at::IntArrayRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Shape of the blocks when a tensor of `sizes` is cut into num_ranks equal parts along `dim`.
+// Returns the shape of the blocks of a tensor of `sizes` cut into num_ranks equal parts along `dim`.
 ShardShape shard_shape(at::IntArrayRef sizes, int64_t num_ranks, int64_t dim, size_t itemsize) {
   return {num_ranks, product(sizes.slice(0, dim)),
           product(sizes.slice(dim)) / num_ranks * static_cast<int64_t>(itemsize)};
@@ -37,7 +37,7 @@ ShardShape shard_shape(at::IntArrayRef sizes, int64_t num_ranks, int64_t dim, si
 using CpuKernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
 using CudaKernel = decltype(&kernels::CudaFunctions::merge_shards);
 
-// False if there is no kernel for the device: the caller then copies with ATen.
+// Runs the device's kernel. Returns false if there is none: the caller then copies with ATen.
 bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& shape, CpuKernel on_cpu,
                 CudaKernel on_cuda) {
   if (shape.num_bytes() == 0) {
@@ -67,7 +67,7 @@ bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& s
   return false;
 }
 
-// The tensor with `dim` cut into (num_ranks, rest) and the ranks moved to the front.
+// Returns the tensor with `dim` cut into (num_ranks, rest) and the ranks moved to the front.
 at::Tensor rank_major_view(const at::Tensor& tensor, int64_t num_ranks, int64_t dim) {
   return tensor.unflatten(dim, {num_ranks, tensor.size(dim) / num_ranks}).movedim(dim, 0);
 }

@@ -12,17 +12,17 @@
 
 namespace funcol {
 
-// Contiguous, of the dtype of `like`.
+// Returns a contiguous tensor of the dtype of `like`.
 inline at::Tensor meta_of_sizes(const at::Tensor& like, c10::SymIntArrayRef sizes) {
   return at::empty_symint(sizes, like.options());
 }
 
-// Contiguous, of the sizes and dtype of `input`.
+// Returns a contiguous tensor of the sizes and dtype of `input`.
 inline at::Tensor meta_like(const at::Tensor& input) {
   return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
 }
 
-// `make_meta` of each input.
+// Returns `make_meta(input)` for each input.
 template <typename MakeMeta>
 std::vector<at::Tensor> meta_of_each(at::TensorList inputs, const MakeMeta& make_meta) {
   std::vector<at::Tensor> results;
@@ -33,12 +33,12 @@ std::vector<at::Tensor> meta_of_each(at::TensorList inputs, const MakeMeta& make
   return results;
 }
 
-// The sizes of `input`; (1) for a 0-dim one.
+// Returns the sizes of `input`; (1) for a 0-dim tensor.
 inline SymSizes sizes_with_dims(const at::Tensor& input) {
   return input.dim() == 0 ? SymSizes{c10::SymInt(1)} : input.sym_sizes().vec();
 }
 
-// This rank's part of `whole` along `dim`. Checks the arguments, for operator `op`.
+// Returns this rank's part of `whole` along `dim`. Checks the arguments, for operator `op`.
 inline at::Tensor meta_of_own_part(const at::Tensor& whole, int64_t dim, const c10d::ProcessGroup& group,
                                    at::OptionalSymIntArrayRef split_sizes, const char* op) {
   check_has_dims(whole, op);

@@ -98,7 +98,7 @@ bool needs_core(const IValue& argument) {
   return is_needed;
 }
 
-// The tensors of the caller that `op` writes into.
+// Returns the tensors of the caller that `op` writes into.
 std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
   const auto name = unqualified_name(op);
   if (name == "irecv") {
@@ -125,7 +125,8 @@ std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IVa
 
 bool is_unresolved(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
 
-// PyTorch would resolve these, and take it back when the operator returns: the data comes later.
+// Raises for conjugate and negative views: PyTorch would resolve them, and undo that when the operator
+// returns, before the data has arrived.
 void check_resolved(at::TensorList written, const std::string& name) {
   TORCH_CHECK_VALUE(std::ranges::none_of(written, is_unresolved), "funcol::", name,
                     ": a tensor to write into is a conjugate or negative view. Pass t.resolve_conj() or "
@@ -135,7 +136,7 @@ void check_resolved(at::TensorList written, const std::string& name) {
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
-    // Of several devices the dispatcher would silently pick one.
+    // The dispatcher would silently pick one of several devices.
     check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
   const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
@@ -153,9 +154,10 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     }
   }
   if (goes_to_core) {
-    // Only some of PyTorch's kernels note it. It has to be noted before they make views of these tensors.
+    // Only some of PyTorch's kernels note the write, which has to be noted before they make views of these
+    // tensors.
     auto overwritten = written(op, arguments);
-    std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself
+    std::erase_if(overwritten, belongs_to_layer);  // the layer notes the write itself
     note_written(overwritten);
     return call_core(op, stack);
   }
@@ -163,7 +165,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
-// The results on the meta device: the overwritten arguments themselves.
+// Returns the results on the meta device: the overwritten arguments themselves.
 void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return_results(op, stack, written(op, torch::jit::last(*stack, op.schema().arguments().size())));
 }

@@ -22,7 +22,7 @@
 
 namespace funcol {
 
-// funcol::all_reduce -> all_reduce
+// Returns all_reduce for funcol::all_reduce.
 inline std::string unqualified_name(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   return name.substr(name.find("::") + 2);
@@ -40,7 +40,7 @@ inline c10d::ReduceOp as_reduce_op(std::string_view name, const char* op) {
 inline GroupPtr as_group(const c10::IValue& value, const char* op) { return group_from_ivalue(value, op); }
 inline GroupPtr as_group(std::string_view name, const char* op) { return group_from_name(name, op); }
 
-// Sizes come from the dispatcher as symbols, also where they are numbers.
+// Converts sizes, which the dispatcher passes as symbols even if they are numbers.
 inline std::vector<int64_t> as_ints(c10::SymIntArrayRef sizes) {
   return C10_AS_INTARRAYREF_SLOW(sizes).vec();
 }
@@ -108,7 +108,8 @@ decltype(auto) start_argument(const Given& given, const char* op) {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-// Starts the collective of an operator from the arguments on the stack; `op` is its name in messages.
+// A function that starts the collective of an operator from the arguments on the stack; `op` is its name in
+// messages.
 using StartFromStack = std::function<StartedCollective(Arguments arguments, const char* op)>;
 
 // Calls `start` with one argument from the stack for each of its parameters.
@@ -123,7 +124,7 @@ StartFromStack from_stack(StartedCollective (*start)(Native...)) {
   };
 }
 
-// Runs an operator on arguments from the stack; its results.
+// A function that runs an operator on arguments from the stack and returns its results.
 using StackFunction = std::function<std::vector<at::Tensor>(Arguments arguments, const char* op)>;
 
 // Starts a collective and returns the tensors that `finish`, such as as_registered(), makes of the
@@ -135,10 +136,10 @@ StackFunction started(StartFromStack start, Finish finish) {
   };
 }
 
-// Replaces the arguments on the stack by `results`: by the only one where the operator returns a tensor.
+// Replaces the arguments on the stack by `results`: by the only result if the operator returns a tensor.
 void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<at::Tensor> results);
 
-// A boxed kernel that calls `run`; `op` is the name in messages.
+// Returns a boxed kernel that calls `run`; `op` is the name in messages.
 torch::CppFunction boxed(std::string op, StackFunction run);
 
 struct OperatorInfo {
@@ -164,8 +165,8 @@ class Operator {
     }
   }
 
-  // To be called if _c10d_functional has an operator of the same name and schema: install() puts `run` in its
-  // place, whose results are plain tensors (see as_registered()).
+  // Makes install() use `run`, whose results are plain tensors (see as_registered()), for _c10d_functional's
+  // operator. To be called if that has an operator of the same name and schema.
   void serve_core(StackFunction run) const;
 
  private:
@@ -175,16 +176,16 @@ class Operator {
 };
 
 // Operators that autograd and layers see as PyTorch's: in-place and out= forms, sends, receives and waits.
-// Compilers, exporters and debug modes know the _c10d_functional operators, and so does autograd. Where a
-// layer is at work or an input needs a gradient, such an operator becomes _c10d_functional's of the same
-// name, followed by wait_tensor where funcol's returns a pending tensor.
+// Compilers, exporters and debug modes know the _c10d_functional operators, and so does autograd. If a layer
+// is active or an input needs a gradient, such an operator becomes _c10d_functional's operator of the same
+// name, followed by wait_tensor if funcol's operator returns a pending tensor.
 
-// Registers the kernel that forwards `op`: for the Autograd keys, and as the decomposition that modes ask
-// for.
+// Registers the kernel that forwards `op`: for the Autograd keys, and as the decomposition that modes
+// request.
 void forward_to_core(Operator& op);
 
-// An operator with these kernels for devices and for Meta. PyTorch's, of the same name, becomes `core_run`
-// under install().
+// Makes an operator with these kernels for devices and for Meta. PyTorch's operator of the same name runs
+// `core_run` under install().
 template <typename MakeKernel>
 Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kernel, torch::CppFunction meta,
                    StackFunction core_run) {
@@ -196,11 +197,11 @@ Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kerne
   return op;
 }
 
-// A collective that writes into its arguments and returns them. As in PyTorch they are plain tensors, whose
-// Work is in PyTorch's registry until wait_tensor takes it.
+// Makes a collective that writes into its arguments and returns them. As in PyTorch, they are plain tensors,
+// whose Work is in PyTorch's registry until wait_tensor takes it.
 Operator in_place(const OperatorInfo& info, const StartFromStack& start);
 
-// The kernels that install() puts under _c10d_functional's operators, by name.
+// A kernel that install() registers for the _c10d_functional operator of this name.
 struct CoreKernel {
   std::string name;
   StackFunction run;

@@ -1,9 +1,9 @@
-// A tensor cut along one dim into one part a rank; parts may differ in size.
+// A tensor cut along one dim into one part per rank; parts may differ in size.
 //
 //   shape (5, 3), dim 0, sizes {2, 3}: rank 0 has rows 0-1, 6 elements; rank 1 rows 2-4, 9 elements
 //
-// Functions of SymInts keep symbols; a check of symbols becomes an assertion of the graph. ValueError naming
-// `op` where split_sizes do not fit.
+// Functions of SymInts keep symbols; a check of symbols becomes an assertion of the graph. They raise
+// ValueError naming `op` if split_sizes do not fit.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -18,13 +18,13 @@ namespace funcol {
 
 using SymSizes = std::vector<c10::SymInt>;
 
-// Parts of a whole of size `whole` along `dim`: split_sizes, which have to sum up to the whole; without them
-// equal shares, and the number of ranks has to divide the whole.
+// Returns the sizes of the parts of a tensor of size `whole` along `dim`: split_sizes, which have to sum up
+// to `whole`; without them equal shares, and the number of ranks has to divide `whole`.
 SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 
-// Parts where this rank's has size `shard` along `dim`: split_sizes, whose entry for this rank has to be
-// `shard`; without them every rank's part has that size.
+// Returns the sizes of all parts, given this rank's, `shard`, along `dim`: split_sizes, whose entry for this
+// rank has to be `shard`; without them every rank's part has that size.
 SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                          const c10d::ProcessGroup& group, const char* op);
 
@@ -59,7 +59,7 @@ class Parts {
   // Takes sizes as the ops do, checked as in sizes_of_parts(). The full tensor, which is cut, has `shape`.
   static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
-  // This rank's part has `shape`.
+  // Takes the same, but this rank's part has `shape`.
   static Parts of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 
@@ -75,20 +75,20 @@ class Parts {
   int64_t whole_numel() const;
   std::vector<int64_t> numels() const;
 
-  // The rank's part of `whole`, a view.
+  // Returns the rank's part of `whole`, a view.
   at::Tensor of(const at::Tensor& whole, int64_t rank) const;
 
-  // The parts of `whole`, each contiguous, one after the other in a flat tensor of its own. One copy.
+  // Returns the parts of `whole`, each contiguous, one after the other in a new flat tensor. Takes one copy.
   at::Tensor pack(const at::Tensor& whole) const;
-  // As pack(), with every part padded by zeros to max_numel().
+  // Packs like pack(), with every part padded by zeros to max_numel().
   at::Tensor pack_padded(const at::Tensor& whole) const;
   // Fills `whole` from flat parts that begin every `stride` elements; stride 0: one right after the other.
   void unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& whole) const;
-  // True if the packed parts are the whole itself, contiguous.
+  // Returns true if the packed parts are the full tensor itself, contiguous.
   bool lie_in_order() const;
 
  private:
-  at::DimVector shape_;  // of the whole, with 1 along dim_
+  at::DimVector shape_;  // of the full tensor, with 1 along dim_
   int64_t dim_;
   std::vector<int64_t> sizes_;
   int64_t numel_per_slice_;

@@ -19,7 +19,7 @@ using c10::SymInt;
 
 constexpr auto kOp = "permute_tensor";
 
-// This rank's splits, in whole tensors, in a permutation that sends the tensor of rank m to rank
+// This rank's splits, in full tensors, in a permutation that sends the tensor of rank m to rank
 // destinations[m]: 1 for each rank that it sends to or receives from, 0 for the others.
 struct PermuteSplits {
   PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
@@ -46,7 +46,7 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
   num_received = std::accumulate(received.begin(), received.end(), int64_t{0});
 }
 
-// The sizes of the received tensors, concatenated along dim 0 unless there is one.
+// Returns the sizes of the received tensors, concatenated along dim 0 unless there is one.
 SymSizes received_sizes(const at::Tensor& input, int64_t num_received) {
   if (num_received == 1) {
     return input.sym_sizes().vec();
@@ -101,7 +101,7 @@ StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destina
   check_dense(input, permute::kOp);
   const permute::PermuteSplits splits(destinations, *group);
   agree_if_checked(*group, permute::kOp, input, "src_dst=", destinations);
-  // Rows are whole tensors.
+  // Rows are full tensors.
   const auto source = contiguous_input(input);
   const auto rows_in = source.unsqueeze(0).slice(0, 0, splits.num_sent);
   auto row_sizes = source.sizes().vec();

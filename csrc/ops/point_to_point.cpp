@@ -55,8 +55,8 @@ c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& contiguous, int64_t pee
 
 at::Tensor empty_like_sent(const at::Tensor& tensor) { return fresh_tensor({0}, tensor); }
 
-// Waits for several works as one, for backends that cannot coalesce. Each is waited for once, however many
-// outputs share this: Gloo's receives never return from a second wait.
+// A Work that waits for several others, for backends that cannot coalesce. Each is waited for once, however
+// many outputs share this Work: Gloo's receives never return from a second wait.
 class AllOf final : public c10d::Work {
  public:
   explicit AllOf(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -83,7 +83,7 @@ class AllOf final : public c10d::Work {
   std::mutex wait_mutex_;
 };
 
-// Null if there are none.
+// Returns one Work for all `works`; null if there are none.
 c10::intrusive_ptr<c10d::Work> all_of(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
   if (works.empty()) {
     return {};
@@ -91,7 +91,7 @@ c10::intrusive_ptr<c10d::Work> all_of(std::vector<c10::intrusive_ptr<c10d::Work>
   return c10::make_intrusive<AllOf>(std::move(works));
 }
 
-// Keeps the started operations of a batch alive, of which a later one failed to start.
+// Keeps the started operations of a batch alive if a later operation failed to start.
 void leave_running(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                    at::TensorList tensors) {
   if (work) {
@@ -178,9 +178,9 @@ StartedCollective start_batch_p2p(const std::vector<std::string>& kinds, at::Int
   return {kOp, group, std::move(work), std::move(buffers), std::move(outputs), {}};
 }
 
-// All ranks take pairs in one order, by the lower rank and then by the higher one, and in each pair the lower
-// rank sends first. A backend may block in an operation until the peer has come to it. What a rank has for
-// itself is copied.
+// Goes through the pairs in one order on all ranks, by the lower rank and then by the higher one; in each
+// pair the lower rank sends first. A backend may block in an operation until the peer has reached it.
+// Elements that a rank has for itself are copied.
 StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
                                           at::IntArrayRef input_splits, const GroupPtr& group) {
   constexpr int64_t kTag = 7411;  // apart from sends of the program, which mostly have tag 0
@@ -237,7 +237,7 @@ at::Tensor receive_meta(const at::Tensor& tensor, int64_t, int64_t, std::string_
   return at::empty_like(tensor);
 }
 
-// PyTorch's operator returns the buffers that it receives into; funcol's pending tensors are new ones.
+// Returns the receive buffers themselves, as PyTorch's operator does, or new tensors, as funcol's does.
 template <bool kReturnsBuffers>
 Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::IntArrayRef,
                    at::TensorList tensors, std::string_view) {

@@ -41,7 +41,7 @@ void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGr
                     group_name(group), "'. Pad it, or scatter another dim.");
 }
 
-// `input` contiguous, with the ranks' blocks one after the other. In memory of its own, unless dim is 0.
+// Returns `input`, contiguous, the ranks' blocks one after the other; in its own memory unless dim is 0.
 at::Tensor rank_major_input(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
   settle(input);
   if (dim == 0) {
@@ -70,10 +70,10 @@ c10::intrusive_ptr<c10d::Work> start_flat(at::Tensor wire_in, at::Tensor wire_ou
   });
 }
 
-// Backends scatter dim 0; where a layout change moved the blocks there, the output has another shape.
+// Returns a flat wire: backends scatter dim 0, but after a layout change the output has another shape.
 at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(contiguous.view(-1)); }
 
-// Along dim 0.
+// Forms along dim 0.
 
 StartedCollective start_rows(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
                              const GroupPtr& group) {
@@ -99,7 +99,7 @@ StartedCollective start_rows_out(const at::Tensor& input, const c10d::ReduceOp& 
   return start_reduce_scatter_out(input, reduce_op, out, group);
 }
 
-// Along any dim, in parts of any sizes.
+// Forms along any dim, in parts of any sizes.
 
 at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
                 Splits split_sizes) {
@@ -152,7 +152,7 @@ Tensors rule(const Tensors& gradients, const autograd::Values& values, const aut
   return autograd::reduction_gradients({std::move(whole)}, values.inputs, results, reduce_op, group, kOne);
 }
 
-// Several tensors along dim 0.
+// Forms of several tensors along dim 0.
 
 StartedCollective start_coalesced_rows(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
                                        int64_t group_size, const GroupPtr& group) {
@@ -174,7 +174,7 @@ Tensors coalesced_rows_recorded(at::TensorList inputs, std::string_view reduce_o
   return call::reduce_scatter_along_dims_coalesced.recorded(inputs, std::string(reduce_op), dims, group);
 }
 
-// Several tensors, each along a dim.
+// Forms of several tensors, each along a dim.
 
 Tensors coalesced_meta(at::TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
                        const IValue& group) {
@@ -205,7 +205,7 @@ Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, at::Int
   return call::reduce_scatter_tensor_coalesced.traced(rows, name.toStringView(), resolved->getSize(), group);
 }
 
-// The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
+// Returns the full tensors of which `parts` are this rank's parts: by one gather if all dims are 0, else one
 // each.
 Tensors gathered_parts(const Tensors& parts, at::IntArrayRef dims, const IValue& group) {
   if (std::ranges::all_of(dims, [](int64_t dim) { return dim == 0; })) {
@@ -267,7 +267,7 @@ StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::Redu
   return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
 
-// As in the uneven gather, each part travels padded to the largest one.
+// Pads each part to the largest one, as the uneven gather does.
 StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
                                               int64_t dim, const GroupPtr& group,
                                               at::OptionalIntArrayRef split_sizes) {

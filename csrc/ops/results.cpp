@@ -17,8 +17,8 @@
 namespace funcol {
 namespace {
 
-// Stands in PyTorch's registry for a receive that a pending tensor waits for: the backend's own Work must
-// not be waited for twice.
+// The Work in PyTorch's registry of a receive that a pending tensor waits for. It replaces the backend's own
+// Work, which must not be waited for twice.
 class SettlingWork final : public c10d::Work {
  public:
   bool wait(std::chrono::milliseconds /*timeout*/) override {
@@ -33,8 +33,8 @@ class SettlingWork final : public c10d::Work {
   AsyncTensorImpl::PendingPtr pending_;
 };
 
-// A tensor over the memory of `buffer`, without its autograd history, for AsyncTensorImpl::wrap(). wrap()
-// makes its own where `buffer` has no history.
+// Returns a tensor over the memory of `buffer`, without its autograd history, for AsyncTensorImpl::wrap().
+// Returns `buffer` itself if it has no history: wrap() makes a tensor of its own.
 at::Tensor without_history(const at::Tensor& buffer) {
   return torch::autograd::impl::get_autograd_meta(buffer) == nullptr ? buffer : buffer.detach();
 }
@@ -107,8 +107,8 @@ std::vector<at::Tensor> as_received(StartedCollective start, const std::vector<s
 
 at::Tensor wait_tensor(const at::Tensor& tensor) {
   settle(tensor);
-  // An operator that was called from a kernel in Python is called with the GIL, which a thread of the backend
-  // may need to let go of a tensor of Python's before it gets to this tensor's Work.
+  // An operator that is called from a kernel in Python runs with the GIL, which a thread of the backend may
+  // need to release a tensor of Python's before it gets to this tensor's Work.
   run_blocking([&] { wait_on_registry(tensor); });
   return tensor;
 }

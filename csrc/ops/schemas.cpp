@@ -6,7 +6,7 @@
 
 namespace funcol {
 
-// A group is a name or a ProcessGroup, a reduce op a name or a ReduceOp.
+// Defines the operators. A group is a name or a ProcessGroup, a reduce op a name or a ReduceOp.
 void define_operators() {
   static const auto library = [] {
     torch::Library m(torch::Library::FRAGMENT, "funcol", std::nullopt, __FILE__, __LINE__);
@@ -55,7 +55,7 @@ void define_operators() {
         "Tensor[]",
         tags);
 
-    // Sends each rank its rows, and concatenates what arrives.
+    // Sends each rank its rows, and concatenates the received rows.
     m.def(
         "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, Any "
         "group_name) -> Tensor",

@@ -3,7 +3,7 @@
 
 namespace funcol {
 
-// Defines the operators, the first time. Their kernels are registered in the files of their collectives, by
+// Defines the operators at the first call. Their kernels are registered in the files of their collectives, by
 // name.
 void define_operators();
 

@@ -72,7 +72,7 @@ Tensor in_dtype(const Tensor& tensor, const std::optional<at::ScalarType>& dtype
   return dtype.has_value() && *dtype != tensor.scalar_type() ? tensor.to(*dtype) : tensor;
 }
 
-// This rank's part of a tensor that every rank has, in memory of its own.
+// Returns this rank's part of a tensor that every rank has, in memory of its own.
 Tensor own_part(const Tensor& whole, const Placed& part, const GroupPtr& group) {
   if (part.type == Type::kVarying) {
     return whole.select(part.dim, group->getRank()).clone(at::MemoryFormat::Contiguous);
@@ -83,7 +83,7 @@ Tensor own_part(const Tensor& whole, const Placed& part, const GroupPtr& group) 
 
 bool sees_ops(const Tensor& input) { return has_active_layers() || belongs_to_layer(input); }
 
-// The start of a collective whose result is `change_view` of its only output.
+// Returns the pending result of a collective: `change_view` of its only output.
 template <typename ChangeView>
 Tensor as_pending_view(StartedCollective start, const ChangeView& change_view) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -101,7 +101,7 @@ Tensor gathered(const Tensor& part, const Placed& from, const GroupPtr& group) {
   return call::all_gather_along_dim.unrecorded(shard, from.dim, as_ivalue(group), {});
 }
 
-// The sum's part, with `dim` first in memory.
+// Returns this rank's part of the sum, with `dim` first in memory.
 Tensor reduced_part_dim_first(const Tensor& whole, int64_t dim, const GroupPtr& group) {
   if (sees_ops(whole)) {
     const auto rows = whole.movedim(dim, 0).contiguous();
@@ -127,7 +127,7 @@ Tensor reduced_part(const Tensor& whole, const Change& change, const GroupPtr& g
   return type == Type::kVarying ? part.squeeze(dim) : part;
 }
 
-// Of ops that layers know.
+// Exchanges parts by ops that layers know.
 Tensor composed_exchange(const Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
                          const GroupPtr& group) {
   const auto num_ranks = group->getSize();
@@ -152,7 +152,7 @@ Tensor exchanged(const Tensor& input, const Change& change, const GroupPtr& grou
   return as_sole_pending(start_all_to_all_dims(input, split_dim, concat_dim, stacks, group));
 }
 
-// Not recorded.
+// Makes the change, with nothing recorded.
 Tensor moved(const Tensor& input, const Change& change, const GroupPtr& group) {
   const auto from = change.from.type;
   const auto to = change.to.type;
@@ -220,7 +220,7 @@ bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& 
   const auto is_dim = [&](const Placed& placed, int64_t num_dims) {
     return placed.dim >= 0 && placed.dim < num_dims;
   };
-  // The part of a whole is cut from the input, or the input is one.
+  // Either the part is cut from the input, or the input is such a part.
   const auto cuts = [&](const Placed& part) {
     return is_dim(part, input.dim()) && (part.type == Type::kVarying ? input.size(part.dim) == num_ranks
                                                                      : input.size(part.dim) % num_ranks == 0);
@@ -229,7 +229,7 @@ bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& 
     if (has_dim(to.type)) {
       return from.type != Type::kReplicate && cuts(to);
     }
-    // The input is the result only where a node of autograd makes a view of it.
+    // The input is the result only if a node of autograd makes a view of it.
     return from.type == Type::kPartial ? input.is_contiguous()
                                        : from.type == Type::kInvariant && to.type == Type::kReplicate &&
                                              autograd::needs_gradient(input);

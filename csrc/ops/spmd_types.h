@@ -31,7 +31,7 @@ namespace funcol::local_types {
 
 enum class Type : int64_t { kReplicate, kInvariant, kVarying, kShard, kPartial };
 
-// A type, and the dim that V and S stand for.
+// A type, and the dim of V and S.
 struct Placed {
   Type type;
   int64_t dim;
@@ -56,9 +56,9 @@ struct Change {
 // Returns true if make() supports `input`. The package's own function handles other calls, or raises.
 bool takes(const at::Tensor& input, const Change& change, const c10d::ProcessGroup& group);
 
-// `input` after the change, pending where a collective makes it. The result needs a gradient where `input`
+// Returns `input` after the change, pending if a collective makes it. The result needs a gradient if `input`
 // does, and is differentiable again. The collective reads a copy unless the caller `keeps_input` unchanged
-// until the collective is over.
+// until the collective has completed.
 at::Tensor make(const at::Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input);
 
 }  // namespace funcol::local_types

@@ -1,5 +1,5 @@
-// Pending tensors for Python, the hooks with which C++ releases the GIL, and raw access to tensors by
-// methods.
+// Pending tensors for Python, the hooks with which C++ releases the GIL, and replacements of tensor methods
+// with raw access to tensors.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -61,7 +61,7 @@ PyObject* py_was_pending(PyObject*, PyObject* object) {
   Py_RETURN_FALSE;
 }
 
-// wait_tensor(t) -> t, or NotImplemented where the call has to go through the dispatcher.
+// Implements wait_tensor(t) -> t. Returns NotImplemented if the call has to go through the dispatcher.
 PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const auto tensor = tensor_argument(object, "wait_tensor");
@@ -77,7 +77,8 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// settle(t): waits if t is pending, and makes sure that no wake key is on it, except on a CommTensor.
+// Implements settle(t): waits if t is pending, and makes sure that t has no wake key unless it is a
+// CommTensor.
 PyObject* py_settle(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   if (THPVariable_Check(object)) {
@@ -89,7 +90,7 @@ PyObject* py_settle(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// exclude_wake_key(bool) -> whether it was excluded before; for the current thread.
+// Sets whether the wake key is excluded on the current thread. Returns whether it was before.
 PyObject* py_exclude_wake_key(PyObject*, PyObject* exclude) {
   const bool before = c10::impl::tls_is_dispatch_key_excluded(kWakeKey);
   c10::impl::tls_set_dispatch_key_excluded(kWakeKey, exclude == Py_True);
@@ -101,7 +102,7 @@ at::Tensor make_comm_tensor(const at::Tensor& tensor) {
   return comm_tensor(tensor);
 }
 
-// A Work written in Python, so that tests can say when data arrives and how it fails.
+// A Work written in Python, so that tests control when data arrives and how it fails.
 class CallbackWork final : public c10d::Work {
  public:
   CallbackWork(py::function on_wait, bool is_over) : on_wait_(std::move(on_wait)), is_over_(is_over) {}
@@ -121,7 +122,7 @@ class CallbackWork final : public c10d::Work {
 
  private:
   py::function on_wait_;
-  std::atomic<bool> is_over_;  // the next answer; later ones are yes
+  std::atomic<bool> is_over_;  // what isCompleted() returns next; later true
 };
 
 StartedCollective start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
@@ -146,7 +147,7 @@ std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py:
   return as_pending(std::move(start));
 }
 
-// As if a collective had been started on the CommTensors `written`.
+// Makes the CommTensors `written` pending, as if a collective had been started on them.
 void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait,
                            const std::string& op, std::string group) {
   auto start = start_of(op, std::move(group), std::move(on_wait), /*is_over=*/true);
@@ -157,7 +158,7 @@ void make_pending_in_place(const std::vector<at::Tensor>& written, py::function 
   wait_in_place(written, std::move(start));
 }
 
-// Waits on PyTorch's own registry: for tensors of _c10d_functional ops.
+// A Work that waits on PyTorch's own registry, for tensors of _c10d_functional ops.
 class RegistryWork final : public c10d::Work {
  public:
   explicit RegistryWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -165,7 +166,7 @@ class RegistryWork final : public c10d::Work {
     wait_on_registry(tensor_);
     return true;
   }
-  bool isCompleted() override { return false; }  // the registry cannot be asked: wait() may block
+  bool isCompleted() override { return false; }  // the registry cannot be queried: wait() may block
 
  private:
   at::Tensor tensor_;
@@ -182,8 +183,8 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
   return as_sole_pending(std::move(start));
 }
 
-// pend(t) -> a tensor that waits by itself, of the result of a _c10d_functional op; NotImplemented where a
-// layer has to see the wait.
+// Implements pend(t): returns a tensor that waits by itself, for the result t of a _c10d_functional op.
+// Returns NotImplemented if a layer has to see the wait.
 PyObject* py_pend(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const auto* tensor = has_watching_layers() ? nullptr : plain_tensor(object);

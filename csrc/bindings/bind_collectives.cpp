@@ -1,7 +1,6 @@
 // The eager collectives, in-place collectives and point-to-point calls. Each takes its arguments by position.
-// All return NotImplemented where Python has to call the operators that a layer knows (see
-// tensor_argument()), and in-place ones also where Python has to call the functional collective. Collectives
-// return pending tensors.
+// All return NotImplemented if Python has to call the operators that a layer knows (see tensor_argument()),
+// and in-place ones also if Python has to call the functional collective. Collectives return pending tensors.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -170,8 +169,8 @@ void remember(bool enabled) {
   forget_groups();
 }
 
-// These two also empty the caches of DTensors: they keep meshes, and so groups with their threads and
-// connections.
+// Notes the removal and, like note_all_removed(), empties the caches of DTensors: they keep meshes, and so
+// groups with their threads and connections.
 void note_removed(const std::string& name) {
   note_group_removed(name);
   forget_mesh_of(name);
@@ -182,8 +181,8 @@ void note_all_removed() {
   clear_tables();
 }
 
-// For the package spmd_types: changes of local types, as its collectives make them, and checks of types that
-// are remembered. NotImplemented where the package's own function has to run.
+// Functions for the package spmd_types: changes of local types, as its collectives make them, and checks of
+// types that are remembered. They return NotImplemented if the package's own function has to run.
 
 constexpr auto kChangeLocalType = "change_local_type";
 
@@ -192,8 +191,8 @@ local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
           int_argument(dim, "dim", kChangeLocalType)};
 }
 
-// (input, from, from_dim, to, to_dim, group, keeps_input, scatters_dim_first, and dtypes: during, after, and
-// for the gradient)
+// Takes (input, from, from_dim, to, to_dim, group, keeps_input, scatters_dim_first, and dtypes: during and
+// after the change, and the same two for the gradient).
 PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 12, kChangeLocalType);
@@ -223,7 +222,7 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// The fields of TypeChecker, in order; none end it.
+// Takes the fields of TypeChecker, in order. Without arguments, removes the checker.
 PyObject* set_checker(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   const auto argument = [&](size_t i) { return py::reinterpret_borrow<py::object>(args[i]); };

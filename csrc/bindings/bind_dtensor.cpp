@@ -1,5 +1,5 @@
-// csrc/dispatch and csrc/transfer/dtensors for Python. Fast functions return NotImplemented
-// where PyTorch's own function has to run.
+// csrc/dispatch and csrc/transfer/dtensors for Python. Fast functions return NotImplemented if PyTorch's own
+// function has to run.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -51,7 +51,7 @@ RedistributionOptions redistribution_options(bool async_op, py::handle model, py
 
 bool is_dtype_or_none(py::handle object) { return object.is_none() || THPDtype_Check(object.ptr()); }
 
-// `mesh` and `order`, a shard order, may be None.
+// Redistributes a DTensor. `mesh` and `order`, a shard order, may be None.
 py::object redistribute_dtensor(py::handle dtensor, py::handle mesh, py::handle placements, py::handle order,
                                 py::handle forward_dtype, py::handle backward_dtype, bool async_op,
                                 py::handle model, py::handle max_bytes) {
@@ -91,7 +91,7 @@ py::object redistribute_local_tensors(const py::list& locals, const py::list& sr
                              is_explicit);
 }
 
-// True if a gradient is to be recorded. TypeError unless the object is a DTensor.
+// Returns true if a gradient is to be recorded. Raises TypeError unless all objects are DTensors.
 bool check_dtensors(const py::list& list) {
   bool needs_gradient = false;
   for (const auto object : list) {
@@ -102,8 +102,8 @@ bool check_dtensors(const py::list& list) {
   return needs_gradient && at::GradMode::is_enabled();
 }
 
-// `placements`: a tuple for each DTensor, on `mesh`, or on its own if that is None. `model` is a pair between
-// meshes. None if a gradient is to be recorded or a layer watches.
+// Redistributes DTensors. `placements`: a tuple for each DTensor, on `mesh`, or on its own mesh if that is
+// None. `model` is a pair between meshes. Returns None if a gradient is to be recorded or a layer is active.
 py::object redistribute_dtensors(const py::list& dtensors, py::handle mesh, const py::list& placements,
                                  py::handle order, bool async_op, py::handle model, py::handle max_bytes) {
   return check_dtensors(dtensors)
@@ -112,7 +112,7 @@ py::object redistribute_dtensors(const py::list& dtensors, py::handle mesh, cons
                                  redistribution_options(async_op, model, max_bytes, "redistribute_many"));
 }
 
-// `tensor` is a leaf on the mesh's device; `placements` and `src_data_rank` may be None.
+// Distributes `tensor`, a leaf on the mesh's device; `placements` and `src_data_rank` may be None.
 py::object distribute(py::handle tensor, py::handle mesh, py::handle placements, py::handle src_data_rank) {
   const auto source =
       src_data_rank.is_none()
@@ -177,7 +177,7 @@ void bind_native_operators(py::module m) {
         [](const std::string& name, size_t bytes) { set_table_limit(find_table(name), bytes); });
 }
 
-// Many weights at once: full tensors one by one, and tensors on owners.
+// Binds functions for many weights at once: full tensors one by one, and tensors on owners.
 void bind_weights(py::module m) {
   m.attr("EVERY_RANK") = kEveryRank;
   m.attr("NO_RANK") = kNoRank;

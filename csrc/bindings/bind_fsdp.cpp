@@ -1,5 +1,5 @@
-// The room csrc/fsdp for Python, see python/funcol/installation/fully_shard.py. Functions return
-// NotImplemented where PyTorch's own function has to run.
+// csrc/fsdp for Python, see python/funcol/installation/fully_shard.py. Functions return NotImplemented if
+// PyTorch's own function has to run.
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -14,7 +14,7 @@
 namespace funcol::python {
 namespace {
 
-// From triples (module or class, name in it, value there).
+// Returns the members of triples (module or class, name in it, value there).
 FullyShard::Members members(PyObject* triples) {
   std::vector<FullyShard::Member> result;
   for (const auto triple : py::reinterpret_borrow<py::sequence>(triples)) {
@@ -37,10 +37,10 @@ FullyShard::Names interned_names(py::handle names) {
   return result;
 }
 
-// ((FSDPParamGroup, FSDPParam), (sharded, sharded post forward, unsharded), (alloc_storage, free_storage),
-// nn.Module.__setattr__, values that C++ passes by, values between a group and its process group, the CPU's
-// stream functions, {function: (methods of the group, methods of a parameter) that C++ passes by}). The three
-// lists of values are as members() takes them.
+// Takes ((FSDPParamGroup, FSDPParam), (sharded, sharded post forward, unsharded), (alloc_storage,
+// free_storage), nn.Module.__setattr__, values that C++ bypasses, values between a group and its process
+// group, the CPU's stream functions, {function: (methods of the group, methods of a parameter) that C++
+// bypasses}). The three lists of values are as members() takes them.
 PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 8, "know_fully_shard");

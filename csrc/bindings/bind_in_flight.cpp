@@ -1,4 +1,4 @@
-// Collectives in flight, for Python: the list, who started them, and dumps at signals.
+// Collectives in flight, for Python: the list, their callers, and dumps at signals.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -44,7 +44,7 @@ void begin_recording_callers(bool enabled) {
   record_callers(enabled);
 }
 
-// enter_module("layers.0") -> the name of the module before, or None. enter_module(None) leaves all modules.
+// Sets the current module, such as "layers.0"; None leaves all modules. Returns the earlier name, or None.
 std::optional<std::string> enter_module(std::optional<std::string> name) {
   return as_optional(
       set_current_module(name.has_value() ? std::make_shared<const std::string>(*std::move(name)) : nullptr));
@@ -54,14 +54,14 @@ GroupEnd end_named(const std::string& end) {
   return end == "abort" ? GroupEnd::kAborted : GroupEnd::kReconfigured;
 }
 
-// The values of `end` are "abort" and "reconfigure", PyTorch's names of the methods.
+// Notes the end of a group or backend. `end` is "abort" or "reconfigure", PyTorch's names of the methods.
 void note_end(py::handle group_or_backend, const std::string& end) {
   if (const auto group = group_object(group_or_backend.ptr())) {
     note_group_ended(group, end_named(end));
   } else {
     note_backend_ended(*group_or_backend.cast<c10::intrusive_ptr<c10d::Backend>>(), end_named(end));
   }
-  clear_tables();  // what was decided on meshes whose groups may have other ranks now
+  clear_tables();  // decisions on meshes whose groups may have other ranks now
 }
 
 void check_mesh_group(py::handle mesh, const std::string& name, const std::string& op) {

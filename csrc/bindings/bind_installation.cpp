@@ -27,7 +27,7 @@ namespace funcol::python {
 namespace {
 
 void set_python_ranks_resolver(py::function resolver) {
-  // Never freed: operators may still run when the interpreter has gone.
+  // Never freed: operators may still run after the interpreter has ended.
   auto* const kept = std::make_unique<py::function>(std::move(resolver)).release();
   set_ranks_resolver([kept](const std::vector<int64_t>& ranks, const std::string& tag) {
     const py::gil_scoped_acquire gil;
@@ -84,8 +84,8 @@ PyObject* is_instance(PyObject* cls, PyObject* instance) {
 
 PyMethodDef is_instance_method = {"__instancecheck__", is_instance, METH_O, nullptr};
 
-// On a class returns the check above; on the metaclass type's own check, so that Dynamo, which looks there,
-// does not take the class for one with a check of its own.
+// Returns the check above for a class; for the metaclass, type's own check, so that Dynamo, which looks
+// there, does not take the class for one with a check of its own.
 PyObject* get_instance_check(PyObject* /*self*/, PyObject* cls, PyObject* /*owner*/) {
   return cls == nullptr || cls == Py_None ? instance_check_of_type()
                                           : PyCFunction_New(&is_instance_method, cls);
@@ -131,7 +131,7 @@ void remove_pending_instances() {
   }
 }
 
-// Dispatch key -> the funcol ops that have a kernel of their own for it.
+// Returns, by dispatch key, the funcol ops that have a kernel of their own for it.
 std::map<std::string, std::vector<std::string>> registered_kernels() {
   using Key = c10::DispatchKey;
   std::map<std::string, std::vector<std::string>> kernels;
@@ -160,7 +160,7 @@ void replace_error() {
   if (replacement_of_errors == nullptr) {
     return;
   }
-  py::error_already_set error;  // takes it
+  py::error_already_set error;  // takes the exception
   const auto other =
       py::reinterpret_steal<py::object>(PyObject_CallOneArg(replacement_of_errors, error.value().ptr()));
   if (!other) {

@@ -23,7 +23,7 @@ std::optional<MeshChangeCosts> costs(const Models& models) {
   return models.has_value() ? std::optional(MeshChangeCosts{models->first, models->second}) : std::nullopt;
 }
 
-// A mesh, and the ranks that the caller gives it; those of a DeviceMesh are its own.
+// Returns a mesh with the ranks that the caller gives it, or with a DeviceMesh's own.
 RankedMesh ranked(py::handle mesh, const std::optional<std::vector<int64_t>>& ranks) {
   return ranks.has_value() ? RankedMesh{to_mesh(mesh), *ranks} : to_ranked_mesh(mesh);
 }

@@ -26,14 +26,14 @@
 
 namespace funcol::python {
 
-// `Call` is a Collective, or a function of the same arguments.
+// The parts of a collective's Python function. `Call` is a Collective, or a function of the same arguments.
 template <typename Inputs, typename Call, typename... Native>
 struct CollectiveFunction {
   const char* op;                      // the name in messages
   std::array<const char*, 2> numbers;  // names, in messages, of the arguments that are ints or lists of ints
   StartedCollective (*start)(Inputs inputs, Native... arguments);
   const Call& call;
-  // Raises what `start` would before it starts. Null where `call` raises the same.
+  // Raises what `start` would before it starts. Null if `call` raises the same.
   void (*check)(std::type_identity_t<Inputs> inputs, std::type_identity_t<Native>... arguments) = nullptr;
 };
 
@@ -44,7 +44,7 @@ CollectiveFunction(const char*, std::array<const char*, 2>, StartedCollective (*
                    void (*)(std::type_identity_t<Inputs>, std::type_identity_t<Native>...) = nullptr)
     -> CollectiveFunction<Inputs, Call, Native...>;
 
-// Reads arguments from left to right.
+// A reader of arguments, from left to right.
 struct ArgumentReader {
   PyObject* next() { return *position++; }
   const char* next_number() { return *number++; }
@@ -148,7 +148,7 @@ class ArgumentOf<at::OptionalIntArrayRef> {
   SplitSizes sizes_;
 };
 
-// The place of the group among a start's arguments.
+// Returns the place of the group among a start's arguments.
 template <typename... Native>
 constexpr size_t position_of_group() {
   constexpr std::array kIsGroup{std::is_same_v<Native, const GroupPtr&>...};
@@ -171,8 +171,8 @@ PyObject* with_arguments(at::TensorList inputs, Args args, const char* op, const
   return std::apply(use, arguments);
 }
 
-// Calls `call` with the first of `expected` arguments, a plain tensor or a list of them. NotImplemented for
-// other arguments.
+// Calls `call` with the first of `expected` arguments, a plain tensor or a list of them. Returns
+// NotImplemented for other arguments.
 template <typename Inputs, typename Call>
 PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
   HANDLE_TH_ERRORS
@@ -197,7 +197,7 @@ PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const ch
   END_HANDLE_TH_ERRORS
 }
 
-// Without the GIL while the collective starts: it may copy, and take locks.
+// Calls the collective. Releases the GIL while it starts: it may copy, and take locks.
 template <typename Inputs, typename Call, typename... Native>
 PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& function, Args args,
                           Py_ssize_t count) {
@@ -228,16 +228,16 @@ PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& fun
   });
 }
 
-// The Python function of a C++ function, which is called without the GIL: None if that returns true, or the
-// tensor that it returns; NotImplemented for false, or an undefined tensor.
+// The Python function of a C++ function, which is called without the GIL. It returns None if that returns
+// true, or the tensor that it returns; NotImplemented for false, or an undefined tensor.
 template <typename Result, typename Inputs, typename... Native>
 struct DirectFunction {
-  const char* op;  // as in CollectiveFunction, as is `numbers`
+  const char* op;  // as in CollectiveFunction, like `numbers`
   std::array<const char*, 2> numbers;
   Result (*call)(Inputs inputs, Native... arguments);
 };
 
-// As for CollectiveFunction.
+// The deduction guide, as for CollectiveFunction.
 template <typename Result, typename Inputs, typename... Native>
 DirectFunction(const char*, std::array<const char*, 2>, Result (*)(Inputs, Native...))
     -> DirectFunction<Result, Inputs, Native...>;

@@ -21,7 +21,7 @@ using Args = PyObject* const*;
 
 inline PyObject* not_implemented() { Py_RETURN_NOTIMPLEMENTED; }
 
-// NotImplemented for null.
+// Returns the result; NotImplemented for null.
 inline PyObject* or_not_implemented(py::object result) {
   return result ? result.release().ptr() : not_implemented();
 }
@@ -30,10 +30,10 @@ inline void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
   TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
 }
 
-// The following are in bind_installation.cpp.
-//
 // Calls `replacement(error)` from now on for each exception that leaves a fast function, and raises the
 // result instead, unless that is None. If `replacement` is None, exceptions stay as they are.
+//
+// This and replace_error() are in bind_installation.cpp.
 void replace_errors(py::handle replacement);
 
 // Replaces the exception that is set now in the same way.
@@ -76,8 +76,8 @@ decltype(auto) argument(PyObject* object, const char* op) {
   }
 }
 
-// A fast function of a C++ function of objects, lists, numbers and bools; NotImplemented where that returns
-// null.
+// A fast function of a C++ function of objects, lists, numbers and bools; returns NotImplemented if that
+// returns null.
 template <auto function, AttributeName name>
 struct Forwarded;
 

@@ -73,7 +73,7 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   const auto all_are = [&](const auto& kind) {
     return std::ranges::all_of(schema.returns(), [&](const auto& value) { return kind(*value.real_type()); });
   };
-  // PyTorch asks all ranks whether tensors are equal.
+  // For aten::equal, PyTorch combines the answers of all ranks.
   if (!schema.returns().empty() && all_are(is_number) && !schema.is_mutable() && name != "aten::equal") {
     return Results::kNumbers;
   }
@@ -96,7 +96,8 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   return schema.returns().empty() || schema.is_mutable() ? Results::kNotServed : Results::kNew;
 }
 
-// The static arguments that the propagator's tables name for an operator; nothing if they have no entry.
+// The static arguments that the propagator's tables name for an operator. find() returns nullopt if they have
+// no entry.
 struct StaticArguments {
   size_t first = 0;
   py::object keywords;
@@ -126,8 +127,8 @@ struct StaticArguments {
   }
 };
 
-// Returns true for an argument that scales or shifts values: by its name, or by its type, as learning rates,
-// momenta and probabilities are. Optional floats may scale shapes.
+// Returns true if an argument scales or shifts values, judged by its name or by its type, float, like that of
+// learning rates, momenta and probabilities. Optional floats may scale shapes.
 bool is_factor(const c10::Argument& argument) {
   constexpr std::array<std::string_view, 6> kFactors = {"other", "scalar", "scalars",
                                                         "alpha", "beta",   "value"};
@@ -220,7 +221,8 @@ class CallReader {
     return add(kDTensor, id);
   }
 
-  // PyTorch takes a tensor of one number for a replicated one, and all where the program allows it.
+  // Reads a plain tensor. Like PyTorch, accepts 0-dim tensors as replicated ones, and others only under
+  // implicit_replication().
   ServeStatus read_plain(const at::Tensor& tensor, int64_t index) {
     const bool is_scalar = tensor.dim() == 0;
     if (!is_scalar && !(at::get_dtensor_allow_implicit_replication() && tensor.layout() == at::kStrided &&
@@ -230,7 +232,7 @@ class CallReader {
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     call_.tensors.push_back({place_, index, nullptr, is_number});
     add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 | (is_number ? 1 : 0));
-    if (is_number && !at::isComplexType(tensor.scalar_type())) {  // x / 0 is no x / 2
+    if (is_number && !at::isComplexType(tensor.scalar_type())) {  // x / 0 differs from x / 2
       add_kind(kDouble, number_in(tensor));
     }
     add(kList, tensor.dim());
@@ -252,7 +254,7 @@ class CallReader {
     return ServeStatus::kServed;
   }
 
-  // Adds what decisions depend on: the type, the sign, and whether the number is finite.
+  // Adds what decisions depend on: the type, the sign, and whether the number is NaN or infinite.
   template <typename Number>
   ServeStatus add_kind(Tag tag, Number number) {
     const auto real = static_cast<double>(number);

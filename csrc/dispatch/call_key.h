@@ -1,5 +1,5 @@
-// Calls of operators on DTensors, as they come from PyTorch's dispatcher: a key for what a decision about a
-// call depends on, and the call's Python arguments.
+// Operator calls on DTensors, as PyTorch's dispatcher makes them: a key of all that a decision about a call
+// depends on, and the call's Python arguments.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -24,30 +24,30 @@ namespace funcol::python {
 // The outcome of a call: it takes the fast path, or falls back to PyTorch for this reason.
 enum class ServeStatus : uint8_t {
   kServed,
-  kWatched,     // a context of PyTorch wants to see the redistribution, or its log wants the decision
+  kWatched,     // PyTorch observes redistributions or logs decisions, or a process group has ended
   kHandler,     // the operator has a handler, of PyTorch or of the program
-  kKind,        // no operator of its kind is served
-  kArgument,    // an argument that keys do not hold: a subclass of DTensor, a generator
-  kSpec,        // a spec that C++ has no values for
-  kFull,        // served, but the table of calls is full, and did not admit this one
-  kDecision,    // the decision is not one that C++ carries out
-  kLocalShape,  // a local tensor that has to move has another shape than its spec says
+  kKind,        // the fast path does not support this kind of operator
+  kArgument,    // an argument that keys cannot represent: a subclass of DTensor, a generator
+  kSpec,        // a spec that C++ does not support
+  kFull,        // the call took the fast path, but the table of calls has no room for it
+  kDecision,    // a decision that C++ does not carry out
+  kLocalShape,  // the shape of a local tensor to redistribute differs from its spec
   kWrite,       // a write that has to reach a copy of the tensor
   kNumStatuses,
 };
 
-// The schema of an operator, as far as calls on DTensors need it.
+// The parts of an operator's schema that calls on DTensors need.
 struct DescribedOperator {
   enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
   c10::OperatorHandle handle;
-  c10::OperatorName name;    // which outlives what the handle refers to
-  uint64_t number;           // of this description, never used again
+  c10::OperatorName name;    // remains valid when the handle is not
+  uint64_t number;           // unique to this description, never reused
   py::object overload = {};  // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
-  bool lists_operands = false;  // PyTorch's rules list the tensors in lists
-  bool draws = false;           // random numbers, as DTensor's dispatcher knows them
+  bool lists_operands = false;  // PyTorch's rules take each tensor in a list as an operand
+  bool draws = false;           // random numbers, according to DTensor's dispatcher
   // Pairs of (argument, result) that share memory without a write.
   std::vector<std::pair<size_t, size_t>> views = {};
   std::vector<bool> is_aliased = {};  // arguments whose memory the results may share
@@ -55,28 +55,29 @@ struct DescribedOperator {
   std::vector<bool> is_factor = {};
 
   bool has_handler = false;
-  uint64_t handlers_version = 0;  // of the dispatcher's handlers at which has_handler was read
+  uint64_t handlers_version = 0;  // of the dispatcher's handlers when has_handler was read
 
   bool is_current = true;  // false once the propagator's tables may have changed
   std::array<size_t, static_cast<size_t>(ServeStatus::kNumStatuses)> counts = {};
 };
 
-// The propagator of `dispatcher`, DTensor's, has tables that say which arguments a decision depends on.
+// Returns the description of `op`. Tables of the propagator of `dispatcher`, DTensor's dispatcher, define
+// which arguments a decision depends on.
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher);
 
-// What a decision about a call depends on, as words: the description's number, then the arguments.
+// All that a decision about a call depends on, as words: description number, arguments, default dtype.
 struct CallWords {
   c10::SmallVector<uint64_t, 24> words;
 
   size_t hash() const { return hash_of_words(words); }
 };
 
-// The words in a table.
+// The words of a call as a table key.
 struct CallKey : WordKey {
   // NOLINTNEXTLINE(google-explicit-constructor): tables convert
   CallKey(const CallWords& call) : WordKey{{call.words.begin(), call.words.end()}} {}
 
-  // Returns true if a tensor is on the mesh, or by chance.
+  // Returns true if a tensor is on the mesh. May return true for other calls by chance.
   bool is_on(uint64_t mesh_id) const;
 
   friend bool operator==(const CallKey&, const CallKey&) = default;
@@ -85,11 +86,12 @@ struct CallKey : WordKey {
   }
 };
 
-// A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.
+// A tensor among the arguments: the place of its argument, and its index in a list, or -1 if the argument is
+// the tensor itself.
 struct TensorArgument {
   size_t place;
   int64_t index;
-  PyObject* dtensor;       // held by its tensor on the stack; null for a plain tensor, which is replicated
+  PyObject* dtensor;       // owned by its tensor on the stack; null for a plain tensor, which is replicated
   bool is_number = false;  // a number that PyTorch has wrapped in a tensor
 };
 
@@ -99,26 +101,27 @@ struct Call {
   c10::SmallVector<TensorArgument, 8> tensors;
 
   const c10::FunctionSchema& schema() const { return op->handle.schema(); }
-  // The first DTensor; there is one in every call that is read.
+  // Returns the first DTensor. Every call that read_call() accepts has one.
   PyObject* first_dtensor() const;
-  // The arguments on the stack, whose last ones they are.
+  // Returns the arguments, which are the last values on the stack.
   at::ArrayRef<c10::IValue> arguments(const torch::jit::Stack& stack) const {
     const auto count = schema().arguments().size();
     return at::ArrayRef<c10::IValue>(stack.data() + (stack.size() - count), count);  // NOLINT: {} is a list
   }
-  // A tensor of the call.
+  // Returns the tensor that `one` describes.
   const at::Tensor& tensor(const torch::jit::Stack& stack, const TensorArgument& one) const {
     const auto& value = arguments(stack)[one.place];
     return one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor();
   }
 };
 
-// Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.
+// Reads the arguments on the stack. Returns kServed if the key represents the call, otherwise why it does
+// not.
 ServeStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
                       Call& call);
 
-// The arguments and keyword arguments with which PyTorch's dispatcher calls Python: those at their defaults
-// are left out at the end, and among keywords.
+// Returns the positional and keyword arguments with which PyTorch's dispatcher calls Python: without keyword
+// arguments and trailing positional ones that equal their defaults.
 std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,
                                                 const torch::jit::Stack& stack);
 

@@ -29,7 +29,7 @@ bool is_equal(const c10::IValue& one, const c10::IValue& other) {
   return one.tagKind() == other.tagKind() && !one.isTensor() && one == other;
 }
 
-// Makes results that are views of an argument's memory say so, as PyTorch's do: autograd looks at it.
+// Gives results that are views of an argument the argument's storage, as PyTorch does: autograd checks it.
 void share_memory(const Call& call, at::ArrayRef<at::Tensor> dtensors, at::ArrayRef<c10::IValue> results) {
   for (const auto& [place, number] : call.op->views) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -52,7 +52,7 @@ void share_memory(const Call& call, at::ArrayRef<at::Tensor> dtensors, at::Array
   }
 }
 
-// function(overload, spec, args, kwargs), whose results take the place of the arguments.
+// Calls function(overload, spec, args, kwargs), and replaces the arguments on the stack with its results.
 void run_in_python(const Call& call, const py::object& function, py::handle spec, torch::jit::Stack& stack) {
   const auto [args, kwargs] = python_arguments(call.op->handle, stack);
   const auto found = function(call.op->overload, spec, args, kwargs);
@@ -102,7 +102,7 @@ bool CallPlan::take_tensor(const Call& call, size_t number, const at::Tensor& gi
     }
     source = spec_of_plain(given, attribute<"mesh">(spec_of(call.first_dtensor())));
   }
-  // The copy of a tensor that is written to, or viewed, has a life of its own: see
+  // A redistributed copy of a tensor that is written to or viewed would be independent of it: see
   // funcol.installation.view_writeback.
   if (call.op->is_aliased[held.place]) {
     return false;
@@ -191,7 +191,7 @@ bool CallPlan::take_outputs(const Call& call, py::handle spec) {
 ServeStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
   using Results = DescribedOperator::Results;
   const auto& op = call.op->handle;
-  Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
+  Tensors held;  // keeps the DTensors alive, whose Python objects the call borrows
   Tensors locals;
   for (const auto& one : call.tensors) {
     if (one.dtensor != nullptr) {
@@ -209,8 +209,7 @@ ServeStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::
                            [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
     return ServeStatus::kLocalShape;
   }
-  // PyTorch's path finds whether this call is on a mesh that has ended, or on an equal one that was made
-  // later.
+  // PyTorch's path finds out whether the call's mesh has ended, or is an equal one made later.
   if (!is_current()) {
     return ServeStatus::kWatched;
   }
@@ -266,7 +265,7 @@ void CallPlan::put_arguments(const Call& call, Tensors locals, c10::IValue* argu
       continue;
     }
     const bool is_first = i == 0 || call.tensors[i - 1].place != one.place;
-    if (is_first) {  // the caller's list stays as it is
+    if (is_first) {  // leaves the caller's list unchanged
       list = std::move(arguments[one.place]).toList().copy();
       arguments[one.place] = *list;
     }

@@ -1,5 +1,5 @@
-// Decisions about calls of operators, made in C++ where C++ can, else by the propagator in Python; and made
-// ready to be carried out on local tensors.
+// Decisions about operator calls, made in C++ where possible and otherwise by the propagator in Python, and
+// plans that carry them out on local tensors.
 //
 // PyTorch counterpart: the part of OpDispatcher that follows a decision.
 #pragma once
@@ -21,45 +21,46 @@
 namespace funcol::python {
 
 struct DecidedCall {
-  // The DTensorSpecs that tensors have to get, by the tensors' numbers in the call.
+  // The DTensorSpecs that the operator needs, by the tensors' numbers in the call.
   std::vector<std::pair<size_t, py::object>> inputs = {};
-  // Places of arguments, and values to give the operator there.
+  // Places of arguments to replace, and their new values.
   std::vector<std::pair<size_t, c10::IValue>> replaced = {};
-  // The spec of the result, a tuple of those of several results, or None: as in OutputSharding.
+  // The spec of the result, a tuple of specs for several results, or None, as in OutputSharding.
   py::object output = {};
   // PyTorch's error if the operator has no result for these shapes; then there is no decision.
   py::object error = {};
 };
 
-// Decides a call of an operator. Returns nullopt if PyTorch's dispatcher has to run the call. Raises errors
-// of the propagator.
+// Decides a call of an operator. Returns nullopt if PyTorch's dispatcher has to run the call. Raises the
+// propagator's errors.
 std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
                                        const torch::jit::Stack& stack);  // in decided_call.cpp
 
 class CallPlan {
  public:
-  // Makes a decision ready for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
+  // Prepares a decision for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
   // PyTorch has to carry it out. Needs the GIL.
   static std::optional<CallPlan> make(const Call& call, const torch::jit::Stack& stack,
                                       const DecidedCall& decided);
 
-  // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
-  // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
+  // Runs the call, and replaces the arguments on the stack with its results. If it does not return kServed,
+  // nothing has been done. Runs an operator that draws random numbers by draw(op, spec of the first result,
+  // args, kwargs). Needs the GIL.
   ServeStatus run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
 
-  // A tensor that moves before the operator runs.
+  // A tensor to redistribute before the operator runs.
   struct Move {
     size_t number;  // of the tensor among the call's
     ExecutionPtr execution;
   };
 
   const std::vector<Move>& moves() const { return moves_; }
-  // Places of arguments, and their values in place of the call's own.
+  // Returns the places of arguments to replace, and their new values.
   const std::vector<std::pair<size_t, c10::IValue>>& replaced() const { return replaced_; }
   bool moves_tensors() const { return !moves_.empty(); }
   // Returns true while the process groups of all moves exist.
   bool is_current() const;
-  // The specs of each result's tensors; none where the result has no placements.
+  // Returns the number of results, or the specs of a result's tensors: none if it has no placements.
   size_t num_results() const { return ends_.size(); }
   at::ArrayRef<SharedSpecPtr> specs_of(size_t result) const {
     const size_t begin = result == 0 ? 0 : ends_[result - 1];
@@ -82,8 +83,8 @@ class CallPlan {
   std::vector<std::pair<size_t, c10::IValue>> replaced_;
   c10::SmallVector<SharedSpecPtr, 1> specs_;  // of all results
   c10::SmallVector<uint32_t, 2> ends_;        // of each result's specs among them
-  // For each tensor that the call writes its result to, its number among the call's, and its spec from then
-  // on; null for the one that it has.
+  // For each tensor that the call writes its result to: its number among the call's tensors, and its new
+  // spec, or null if the spec does not change.
   std::vector<std::pair<size_t, SharedSpecPtr>> outputs_;
 };
 

@@ -42,7 +42,7 @@ using at::Tensor;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// The programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
+// Returns the programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
 Cache<CallKey, ProgramPtr>& programs() {
   static auto* const programs =
       new Cache<CallKey, ProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
@@ -53,9 +53,9 @@ py::object mesh_of_dtensor(const Tensor& dtensor) {
   return attribute<"mesh">(spec_of(dtensor_object(dtensor)));
 }
 
-// Computes the gradients that `needed` names by PyTorch's own derivatives, of a forward pass that is run
-// again. Undefined inputs are those that the gradients do not depend on. One is defined at least. Records the
-// operators if given a trace.
+// Computes the gradients in `needed` with PyTorch's own derivatives, after running the forward pass again.
+// The gradients do not depend on undefined inputs; at least one input is defined. Records the operators if
+// given a trace.
 variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments,
                             CompositeInputs inputs, const Tensor& gradient, Mask needed, Trace* trace) {
   const bool is_differentiable = at::GradMode::is_enabled();
@@ -69,7 +69,7 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     if (!input.defined()) {
       input = composite.inputs[i].zeros_like(mesh_of_dtensor(saved), saved.device());
     }
-    // Not the input itself, whose hooks are for the gradient that this is part of.
+    // Not the input itself: its hooks are for the full gradient, of which this is a part.
     input = is_differentiable && input.requires_grad() ? at::alias(input) : input.detach();
     if (has_bit(composite.requires_grad, i) && !input.requires_grad()) {
       input.set_requires_grad(true);
@@ -91,7 +91,7 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     const at::AutoGradMode with_gradients(true);
     torch::jit::Stack stack(std::move(arguments));
     composite.op.callBoxed(stack);
-    // Of the result only its node is needed: its memory would add to that of the gradients.
+    // Only the result's node is needed: keeping its memory would add to that of the gradients.
     const auto& result = stack.back().toTensor();
     root = torch::autograd::impl::gradient_edge(result);
     if (trace != nullptr) {
@@ -118,10 +118,10 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
 
 namespace compiled = torch::dynamo::autograd;
 
-// The gradients of a composite's inputs.
+// The autograd node that computes the gradients of a composite's inputs.
 class CompositeBackward final : public torch::autograd::Node {
  public:
-  // `inputs` are the DTensors among the arguments; `arguments` has None in their place.
+  // Saves inputs. `inputs` are the DTensors among the arguments; `arguments` has None in their place.
   CompositeBackward(CompositePtr composite, std::shared_ptr<const Kept> kept,
                     std::vector<c10::IValue> arguments, const CompositeInputs& inputs, Program::Locals values)
       : composite_(std::move(composite)),
@@ -139,7 +139,7 @@ class CompositeBackward final : public torch::autograd::Node {
     }
   }
 
-  // Has in-place writes to the result found, once this is the result's node.
+  // Saves the result, so that in-place writes to it are found. Requires that this is the result's node.
   void save_result(const Tensor& result) { result_ = SavedVariable(result, /*is_output=*/true); }
 
   std::string name() const override { return std::string("funcol::") + composite_->kind->name; }
@@ -152,7 +152,7 @@ class CompositeBackward final : public torch::autograd::Node {
     }
     const auto inputs = unpack();
     const auto needed = needed_gradients();
-    std::shared_ptr<Trace> trace;  // of a first pass, for later ones
+    std::shared_ptr<Trace> trace;  // of the first pass, for later ones
     CallWords key;
     if (!at::GradMode::is_enabled() && !has_active_layers() && !Decomposing::is_active) {
       const py::gil_scoped_acquire gil;
@@ -255,7 +255,7 @@ class CompositeBackward final : public torch::autograd::Node {
     return needed;
   }
 
-  // Returns the id of the gradient's spec; 0 where PyTorch has to run the pass.
+  // Returns the id of the gradient's spec; 0 if PyTorch has to run the pass.
   uint64_t id_to_serve(const Tensor& gradient) const {
     auto* const object = dtensor_object(gradient);
     const auto described = supported_operator(composite_->op);
@@ -265,8 +265,8 @@ class CompositeBackward final : public torch::autograd::Node {
                : 0;
   }
 
-  // Returns nothing where the forward pass has kept other values than the program reads, or tensors that
-  // have to move have other sizes.
+  // Runs `program` on local tensors. Returns nullopt if the forward pass has not kept a value that the
+  // program reads, or if Program::takes() returns false.
   std::optional<variable_list> replay(const ProgramPtr& program, const CompositeInputs& inputs,
                                       const Tensor& gradient) const {
     Program::Locals locals(program->num_values());
@@ -294,8 +294,8 @@ class CompositeBackward final : public torch::autograd::Node {
     return gradients;
   }
 
-  // Returns the program of the gradients, and has later forward passes keep what it reads; null if there is
-  // none.
+  // Returns the program of the gradients, or null if there is none. Makes later forward passes keep the
+  // values that it reads.
   ProgramPtr learn(const Trace& trace, const variable_list& gradients) const {
     if (trace.has_failed() || composite_->is_declined) {
       return nullptr;
@@ -304,7 +304,7 @@ class CompositeBackward final : public torch::autograd::Node {
     std::vector<ValueId> outputs;
     for (const auto& gradient : gradients) {
       outputs.push_back(gradient.defined() ? trace.value_of(gradient) : kNoValue);
-      // Gradients on the memory of other tensors are views, which autograd knows as such.
+      // Gradients that share memory with other tensors are views, and autograd tracks views.
       if (gradient.defined() &&
           (outputs.back() == kNoValue || trace.is_view(outputs.back(), forward.num_values() + 1))) {
         return nullptr;

@@ -1,4 +1,4 @@
-// A composite operator on DTensors, as it is remembered: see composites.h.
+// Remembered calls of composite operators on DTensors: see composites.h.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -34,19 +34,19 @@ struct CompositeKind {
   Mask saved_inputs(Mask needed) const {
     return is_bilinear ? (needed & 1) << 1 | (needed >> 1 & 1) : ~Mask{0};
   }
-  // Returns true if what is saved for gradients of the inputs in `requires_grad` is what PyTorch saves, so
-  // that writes to other inputs are no errors.
+  // Returns true if the node saves what PyTorch saves for gradients of the inputs in `requires_grad`, so that
+  // writes to other inputs raise no error.
   bool is_covered(Mask requires_grad) const { return (requires_grad & (is_bilinear ? 3 : 1)) != 0; }
 };
 
-// The values of the forward pass that the backward pass reads, beside inputs.
+// The values of the forward pass, besides inputs, that the backward pass reads.
 struct Kept {
   ProgramPtr forward;  // computes the result and the values
   std::vector<ValueId> values;
-  bool has_result = false;  // some value is on the result's memory
+  bool has_result = false;  // a value shares the result's memory
 };
 
-// An input that was not saved, to make one like it.
+// The layout of an input. Zeros of this layout replace an input that was not saved.
 struct InputLayout {
   explicit InputLayout(const at::Tensor& dtensor);
   at::Tensor zeros_like(py::handle mesh, at::Device device) const;
@@ -56,12 +56,12 @@ struct InputLayout {
   at::ScalarType dtype;
 };
 
-// A call of a composite operator with certain specs, as it is remembered.
+// A remembered call of a composite operator with certain specs.
 struct Composite {
   const CompositeKind* kind;
   c10::OperatorHandle op;
   uint64_t id;
-  uint64_t handlers_version;           // of the dispatcher's handlers at which it was traced
+  uint64_t handlers_version;           // of the dispatcher's handlers when it was traced
   c10::SmallVector<size_t, 4> places;  // of the tensors among the arguments
   Mask requires_grad;
   Trace trace;
@@ -77,7 +77,7 @@ struct Composite {
 };
 using CompositePtr = std::shared_ptr<Composite>;
 
-// While it exists, this thread's composites run as PyTorch runs them.
+// A scope in which this thread's composites run as PyTorch runs them.
 class Decomposing {
  public:
   Decomposing() : before_(std::exchange(is_active, true)) {}

@@ -45,7 +45,8 @@ Tables& tables() {
   return *tables;
 }
 
-// Returns true if nothing unusual is active on this thread.
+// Returns true if no layer, autocast, inference mode, saved-tensor hook or Decomposing scope is active on
+// this thread, and autograd is not excluded.
 bool is_usual(c10::DispatchKeySet keys) {
   return !Decomposing::is_active && !has_active_layers() && !c10::InferenceMode::is_enabled() &&
          !keys.has_any(c10::autocast_dispatch_keyset) &&
@@ -72,7 +73,7 @@ void add_settings(CallWords& key) {
   key.words.push_back(word);
 }
 
-// Runs the call as PyTorch does, and remembers it.
+// Runs the call as PyTorch does, and remembers its trace.
 void learn(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call, Mask requires_grad,
            torch::jit::Stack& stack) {
   const auto& op = call.op->handle;
@@ -134,7 +135,7 @@ void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& 
   torch::jit::push(stack, std::move(result));
 }
 
-// Returns false if PyTorch has to run the call: nothing is done then.
+// Runs the call on the fast path. Returns false, with nothing done, if PyTorch has to run it.
 bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) {
   const py::gil_scoped_acquire gil;

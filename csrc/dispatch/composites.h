@@ -1,11 +1,11 @@
 // Composite operators on DTensors, each in one call with one autograd node.
 //
 // PyTorch runs `linear` on DTensors as t, view, mm and view, each on wrapper tensors and each with an
-// autograd node. Kernels at PythonTLSSnapshot, a key that only wrapper tensors have, take the call before
-// that. The first call with certain specs runs as PyTorch runs it, and is traced; later ones run the trace's
+// autograd node. Kernels at PythonTLSSnapshot, a key that only wrapper tensors have, intercept the call
+// first. The first call with certain specs runs as PyTorch runs it, and is traced; later ones run the trace's
 // program on local tensors and wrap its result. The node's first backward pass with a certain layout of the
 // gradient repeats the forward pass with PyTorch's own derivatives and traces these, so that values and
-// gradients are the same to the bit.
+// gradients are bitwise equal.
 //
 // Anything unusual takes PyTorch's path: modes, transforms, autocast, inference mode, forward-mode gradients,
 // hooks on saved tensors, plain tensors beside DTensors, random numbers, operands that have to move.
@@ -15,7 +15,7 @@
 
 namespace funcol::python {
 
-// Registers the kernels. Operators are served while native operators are put.
+// Registers the kernels. They handle calls while native operators are installed.
 void install_composites();
 void remove_composites();
 

@@ -57,13 +57,13 @@ bool has_views_of_plain_tensors(const Call& call) {
   });
 }
 
-// Returns true if CallPlan can run the call, if it is decided.
+// Returns true if CallPlan can run the call once it is decided.
 bool can_run(const Call& call) {
   return is_on_one_mesh(call) && !(call.op->draws && call.tensors[0].dtensor == nullptr) &&
          !has_views_of_plain_tensors(call);
 }
 
-// Returns the specs of a call's tensors, without numbers; plain tensors are replicated.
+// Returns the specs of a call's tensors except wrapped numbers. Plain tensors are replicated.
 std::vector<py::object> specs_of(const Asked& asked, py::handle mesh) {
   std::vector<py::object> specs;
   for (const auto& one : asked.call.tensors) {
@@ -91,7 +91,7 @@ bool has_shards(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_shard(); });
 }
 
-// Returns true if the call squeezes the same dims of this rank's part, of size `local`, as of the full
+// Returns true if the call squeezes the same dims of this rank's part, of shape `local`, as of the full
 // tensor.
 bool squeezes_as_whole(const OpCall& call, const std::vector<int64_t>& local) {
   const auto& shape = call.tensors[0].shape;
@@ -107,9 +107,9 @@ bool squeezes_as_whole(const OpCall& call, const std::vector<int64_t>& local) {
   });
 }
 
-// Returns the arguments of a decided call on `mesh` that are sizes of full tensors, such as the shape of a
-// view, and the sizes of this rank's parts to replace them with. Returns nullopt if another operator has to
-// run, as for squeeze() where this rank's part has size 1 in a dim in which the full tensor has not.
+// Returns replacements for the arguments of a decided call on `mesh` that are sizes of full tensors, such as
+// the shape of a view: the sizes of this rank's parts. Returns nullopt if another operator has to run, as for
+// squeeze() if this rank's part has size 1 in a dim where the full tensor does not.
 //
 // PyTorch counterpart: ShardingPropagator._adjust_shape_and_stride_args.
 std::optional<Arguments> local_arguments(py::handle op_overload, const PythonSchema& schema,
@@ -163,7 +163,7 @@ py::object output_of(const PythonSchema& schema, const CallDecision& decision, p
   return is_one ? py::object(specs[0]) : specs;
 }
 
-// Puts the specs of a decision in its place. Returns nullopt if C++ cannot redistribute as it says.
+// Returns the decision with Python specs for its layouts. Returns nullopt if C++ cannot carry it out.
 std::optional<DecidedCall> with_specs(const Call& call, const PythonSchema& schema,
                                       const CallDecision& decision, py::handle mesh) {
   auto replaced = local_arguments(call.op->overload, schema, decision, mesh);
@@ -187,7 +187,7 @@ std::optional<DecidedCall> with_specs(const Call& call, const PythonSchema& sche
   return decided;
 }
 
-// Returns nullopt if the propagator has to decide, or has an error to raise.
+// Decides the call in C++. Returns nullopt if the propagator has to decide, or to raise an error.
 std::optional<DecidedCall> decide_in_cpp(const Asked& asked) {
   const auto& [parts, call, stack] = asked;
   const auto& overload = call.op->overload;
@@ -214,7 +214,7 @@ std::optional<DecidedCall> decide_in_cpp(const Asked& asked) {
   } catch (const py::error_already_set&) {
   } catch (const python_error&) {
     PyErr_Clear();
-  } catch (const std::exception&) {  // Python finds the same error, and raises it
+  } catch (const std::exception&) {  // Python raises the same error
   }
   return std::nullopt;
 }
@@ -234,7 +234,7 @@ std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argu
 bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& decided) {
   const auto schema = attribute<"redistribute_schema">(sharding);
   const auto& parameters = asked.call.schema().arguments();
-  // PyTorch may have rewritten the operator, as squeeze() to one that names its dims.
+  // PyTorch may have replaced the operator, as it does squeeze() by the overload that names its dims.
   if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
       !attribute<"op">(schema).is(asked.call.op->overload)) {
     return false;

@@ -1,5 +1,4 @@
-// Nodes of autograd's graph that compute gradients with Python's objects. Compiled autograd traces through
-// them.
+// Autograd nodes that compute gradients with Python objects. Compiled autograd traces through them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +12,7 @@
 
 namespace funcol::python {
 
-// A Python object of a node, which may be destroyed without the GIL.
+// A Python object that a node holds, and that may be destroyed without the GIL.
 class Held {
  public:
   explicit Held(py::object object) : object_(std::move(object)) {}
@@ -29,7 +28,7 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   const py::object& operator*() const { return object_; }
-  // Python's hash.
+  // Returns Python's hash of the object.
   uint64_t hash() const {
     const auto value = PyObject_Hash(object_.ptr());
     if (value == -1) {
@@ -42,8 +41,8 @@ class Held {
   py::object object_;
 };
 
-// Shares an object that holds Python objects, and may be destroyed without the GIL. While Python exits, it
-// stays.
+// Returns a shared owner of an object that holds Python objects; the last owner need not hold the GIL. The
+// object leaks if Python has exited by then.
 template <typename T>
 std::shared_ptr<T> destroyed_with_gil(std::unique_ptr<T> object) {
   return {object.release(), [](T* held) {
@@ -64,7 +63,7 @@ class Gradient {
 
   virtual const char* name() const = 0;
   virtual py::object of(const py::object& gradient) const = 0;
-  // Tells this gradient from others of its name.
+  // Returns words that distinguish this gradient from others of its name.
   virtual std::vector<uint64_t> key() const = 0;
 };
 using GradientPtr = std::shared_ptr<const Gradient>;

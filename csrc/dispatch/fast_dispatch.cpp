@@ -35,7 +35,7 @@ py::dict fields_of(py::handle object) {
   return py::reinterpret_steal<py::dict>(attribute<"__dict__">(object).release());
 }
 
-// Returns a number that changes with the dict; where Python does not count changes, one of its entries.
+// Returns a number that changes with the dict; a hash of its entries if Python does not count changes.
 uint64_t version_of_handlers(PyObject* handlers) {
   if (const auto version = version_of(handlers); version != 0) {
     return version;
@@ -51,7 +51,7 @@ uint64_t version_of_handlers(PyObject* handlers) {
   return hash.value() | 1;
 }
 
-// The dispatcher as it was when operators were put under it.
+// The dispatcher as it was when native operators were installed.
 class Dispatcher {
  public:
   explicit Dispatcher(NativeOperators parts)
@@ -63,7 +63,7 @@ class Dispatcher {
   const NativeOperators& parts() const { return parts_; }
 
   // Returns true if the program has replaced none of the dispatcher's parts. Python counts the changes of a
-  // class; after a change its functions are looked through once.
+  // class; the class's functions are checked once after each change.
   bool is_own() {
     auto* const type = Py_TYPE(parts_.dispatcher.ptr());
     if (field<"sharding_propagator">() != parts_.propagator.ptr() || fields_.size() != num_fields_) {
@@ -104,7 +104,7 @@ class Dispatcher {
   py::dict fields_;
   py::dict fields_of_logger_;
   size_t num_fields_;
-  unsigned version_ = 0;  // of the dispatcher's class, when has_own_methods_ was asked
+  unsigned version_ = 0;  // of the dispatcher's class when has_own_methods_ was read
   bool has_own_methods_ = true;
 };
 
@@ -127,7 +127,7 @@ class Table {
 
   bool is_put() const { return dispatcher_ != nullptr; }
 
-  // Returns true if the call took the fast path: the stack then has its results.
+  // Runs the call if the fast path handles it. Returns true if so: the stack then has its results.
   bool serve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const auto dispatcher = dispatcher_;
     if (dispatcher == nullptr || !dispatcher->is_own()) {
@@ -174,7 +174,7 @@ class Table {
     }
   }
 
-  // Descriptions stay, since their counts do; calls in flight hold theirs.
+  // Forgets all decisions. Keeps descriptions, since they have the counts; calls in flight own theirs.
   void forget() {
     for (const auto* const name : {"calls", "composites", "composite_gradients"}) {
       clear_table(find_table(name));
@@ -187,8 +187,9 @@ class Table {
  private:
   using DescribedPtr = std::shared_ptr<DescribedOperator>;
 
-  // Returns kServed, or kFull if the call is new and the table has no room for it. Such a call is decided
-  // each time: PyTorch would remember it for ever, in a table without a limit.
+  // Runs the call. Returns kServed, or kFull if the call is new and the table has no room for it, or else why
+  // PyTorch has to run the call. A call without room is decided each time: PyTorch would remember it forever,
+  // in an unbounded table.
   ServeStatus serve(const Dispatcher& dispatcher, const DescribedPtr& described, torch::jit::Stack& stack) {
     if (described->results == DescribedOperator::Results::kNotServed) {
       return ServeStatus::kKind;
@@ -231,8 +232,9 @@ class Table {
     return status == ServeStatus::kServed && is_full ? ServeStatus::kFull : status;
   }
 
-  // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no
-  // result for these shapes, the error that PyTorch would raise is raised here.
+  // Decides a new call. Returns null if PyTorch has to run it, or to raise the decision's error: it then
+  // queries the propagator again. If the operator has no result for these shapes, raises PyTorch's error
+  // here.
   static CallPlanPtr learn(const NativeOperators& parts, const Call& call, const torch::jit::Stack& stack) {
     std::optional<DecidedCall> decided;
     try {
@@ -246,7 +248,7 @@ class Table {
     } catch (const python_error&) {
       PyErr_Clear();
     }
-    // Autograd detaches without PyTorch's fallback, where operators fail in fake modes.
+    // Autograd detaches without PyTorch's fallback, in which operators fail under fake modes.
     if (decided && decided->error && !(call.op->handle == detach_operator())) {
       PyErr_SetObject(PyExceptionInstance_Class(decided->error.ptr()), decided->error.ptr());
       throw py::error_already_set();
@@ -255,7 +257,7 @@ class Table {
   }
 
   DescribedPtr find(const c10::OperatorHandle& op, py::handle dispatcher) {
-    // A library that goes may leave the schema's address to another operator.
+    // After a library is destroyed, another operator may get the schema's address.
     auto& described = operators_[&op.schema()];
     if (described == nullptr || !described->is_current || !(described->handle == op) ||
         !(described->name == op.operator_name()) ||
@@ -303,8 +305,8 @@ bool views_normal_dtensor(const c10::OperatorHandle& op, const torch::jit::Stack
   return false;
 }
 
-// Leaves inference mode for an operator whose result is a view of a normal tensor. Such views of plain
-// tensors are normal tensors, too, and autograd notes their base.
+// A scope outside of inference mode, for an operator whose result is a view of a normal tensor. Such views of
+// plain tensors are normal tensors in inference mode, too, and autograd records their base.
 class OutsideInferenceMode {
  private:
   c10::InferenceMode normal_{false};
@@ -314,7 +316,7 @@ class OutsideInferenceMode {
 
 class ServingInterpreter final : public compat::ForwardingInterpreter {
  public:
-  // Autograd detaches what it saves for the backward pass, without the dispatcher.
+  // Detaches what autograd saves for the backward pass. Autograd calls this without the dispatcher.
   c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl* self) const override {
     if (!has_active_layers()) {
       const c10::impl::ExcludeDispatchKeyGuard guard(kBeforePython);
@@ -354,7 +356,7 @@ class ServingInterpreter final : public compat::ForwardingInterpreter {
   }
 };
 
-// Never destroyed: threads may be in it.
+// Returns the interpreter, which is never destroyed: threads may be running in it.
 ServingInterpreter& interpreter() {
   static auto* const interpreter = new ServingInterpreter;  // NOLINT
   return *interpreter;
@@ -374,7 +376,7 @@ void install_native_operators(NativeOperators parts) {
   install_composites();
 }
 
-// Where somebody has put a table in front of this one meanwhile, this one stays and serves nothing.
+// Leaves this table in place, without effect, if another one has been installed in front of it.
 void remove_native_operators() {
   auto& current = getPyInterpreter()->vtable_;
   if (current == &interpreter()) {

@@ -1,9 +1,9 @@
-// DTensor's operators, served in C++ before PyTorch's Python fallback is reached.
+// DTensor operators that run in C++ before PyTorch's Python fallback is reached.
 //
-// PyTorch's dispatcher hands each operator on a DTensor to the table of its Python interpreter. A table in
-// front of that serves calls from remembered decisions: exact DTensors, while no mode, transform or tracer
-// watches. Each decision is asked of the propagator once. All other calls go to PyTorch's own table,
-// unchanged.
+// PyTorch's dispatcher passes each operator on a DTensor to the table of its Python interpreter. A table in
+// front of it handles calls with remembered decisions: calls on exact DTensors, while no mode, transform or
+// tracer is active. Each decision is queried from the propagator once. All other calls fall back to PyTorch's
+// own table, unchanged.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -19,36 +19,37 @@
 
 namespace funcol::python {
 
-// The keys that PyTorch's fallback leaves out as it hands an operator to Python: autograd and all before it.
+// The keys that PyTorch's fallback excludes when it passes an operator to Python: autograd and all before it.
 inline constexpr auto kBeforePython =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
     (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
      c10::DispatchKeySet(c10::DispatchKey::Python));
 
 struct NativeOperators {
-  py::object dispatcher;   // DTensor's OpDispatcher
-  py::object propagator;   // calls are served while the dispatcher has this one
-  py::object logger;       // calls are served while it has no handlers: PyTorch logs each decision
-  py::set copies;          // writes are served while it is empty: see funcol.installation.view_writeback
-  py::object decide;       // decide(op, args, kwargs) -> OutputSharding, or the error of wrong shapes
-  py::object draw;         // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
-  py::object own_handler;  // the handler that PyTorch's path has for operators that this one runs itself
-  py::object is_own;  // whether the dispatcher has the methods of PyTorch or funcol; asked as they change
-  py::object ask;     // ask(op, args, kwargs, index) -> the rule of a call, as UpstreamRules asks for it
-  ShardingEngine* engine = nullptr;  // the propagator's, as the next
-  UpstreamRules* rules = nullptr;    // null if Python decides all calls
+  py::object dispatcher;  // DTensor's OpDispatcher
+  py::object propagator;  // the fast path is active while the dispatcher has this one
+  py::object logger;      // the fast path is active while it has no handlers: PyTorch logs each decision
+  py::set copies;     // writes take the fast path while it is empty: see funcol.installation.view_writeback
+  py::object decide;  // decide(op, args, kwargs) -> OutputSharding, or the error of wrong shapes
+  py::object draw;    // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
+  py::object
+      own_handler;    // the handler that PyTorch's path uses for operators that the fast path runs itself
+  py::object is_own;  // is_own() -> whether the dispatcher's methods are PyTorch's or funcol's, after changes
+  py::object ask;     // ask(op, args, kwargs, index) -> the rule of a call, for UpstreamRules
+  ShardingEngine* engine = nullptr;  // the propagator's
+  UpstreamRules* rules = nullptr;    // the propagator's; null if Python decides all calls
 };
 
-// Serves operators until remove_native_operators(). A second call replaces the first.
+// Runs DTensor operators in C++ until remove_native_operators(). A second call replaces the first.
 void install_native_operators(NativeOperators parts);
 void remove_native_operators();
 bool serves_operators();
 
-// Returns the description of an operator whose calls may be served; null while the program has replaced parts
-// of the dispatcher, logs decisions, or has a handler for the operator.
+// Returns the description of an operator whose calls may take the fast path; null while the program has
+// replaced parts of the dispatcher, logs decisions, or has a handler for the operator.
 std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op);
 
-// {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
+// Returns {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
 py::dict operator_counts();
 void forget_operator_counts();
 

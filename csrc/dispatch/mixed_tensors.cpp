@@ -27,11 +27,11 @@ namespace {
 
 constexpr size_t kMostNamed = 3;
 
-// Begins every text of PyTorch's about mixed tensors. Texts of this file go on otherwise: an operator that
-// runs within another one is the one to name.
+// The beginning of all PyTorch messages about mixed tensors. Messages of this file do not match it, so that
+// an error keeps naming the innermost operator.
 constexpr std::string_view kRefusal = "got mixed torch.Tensor and DTensor, need to";
 
-// Begins the text about calls whose only DTensor is a keyword argument.
+// The beginning of PyTorch's message about calls whose only DTensor is a keyword argument.
 constexpr std::string_view kNoMesh = "Cannot find device mesh from args for op";
 
 bool is_refusal(std::string_view text) {
@@ -113,7 +113,7 @@ void raise_naming(const c10::OperatorHandle& op, const torch::jit::Stack& argume
       "replicated ones.");
 }
 
-// The mesh of the first DTensor; null if there is none.
+// Returns the mesh of the first DTensor; null if there is none.
 py::object mesh_of(const torch::jit::Stack& arguments) {
   for (const auto& one : arguments) {
     if (one.isTensor() && one.toTensor().defined() && holds_dtensor(one.toTensor())) {
@@ -124,8 +124,9 @@ py::object mesh_of(const torch::jit::Stack& arguments) {
   return {};
 }
 
-// Calls `op` with replicated DTensors in the place of plain tensors, and puts the results on the stack. False
-// if implicit_replication() does not allow it, no argument is a DTensor, or no plain tensor is found.
+// Calls `op` with replicated DTensors instead of plain tensors, and pushes the results onto the stack.
+// Returns false if implicit_replication() does not allow it, no argument is a DTensor, or no plain tensor is
+// found.
 bool call_with_replicated(const c10::OperatorHandle& op, torch::jit::Stack arguments,
                           torch::jit::Stack* stack) {
   const auto mesh = at::get_dtensor_allow_implicit_replication() ? mesh_of(arguments) : py::object();
@@ -184,7 +185,7 @@ bool are_on_one_mesh(py::handle tensors) {
 
 void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, const c10::OperatorHandle& op,
                                    torch::jit::Stack* stack) {
-  // PyTorch takes the arguments off the stack.
+  // PyTorch pops the arguments from the stack.
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::exception_ptr refusal;
   std::string text;

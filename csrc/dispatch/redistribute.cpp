@@ -34,7 +34,7 @@ class RedistributeGradient final : public Gradient {
       const auto wanted = plain_spec(*spec_);
       const auto held = plain_spec(attribute<"_spec">(gradient));
       if (wanted.has_value() && held.has_value()) {
-        // A gradient that is reduced already stays reduced.
+        // A gradient that is already reduced stays reduced.
         const auto placements =
             with_replicate(wanted->objects.placements, held->placements.size(), [&](size_t axis) {
               return wanted->placements[axis].is_partial() && !held->placements[axis].is_partial();
@@ -51,7 +51,7 @@ class RedistributeGradient final : public Gradient {
                                                 options_.max_bytes);
   }
 
-  // Without models and bounds on memory, which choose among plans of equal results.
+  // Leaves out models and bounds on memory, which choose among plans of equal results.
   std::vector<uint64_t> key() const override {
     return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
             options_.async_op ? 1U : 0U};
@@ -64,7 +64,7 @@ class RedistributeGradient final : public Gradient {
   RedistributionOptions options_;
 };
 
-// `local` redistributed, as `result_dtype`.
+// Returns `local` redistributed: sent as `sent_dtype`, and returned as `result_dtype`.
 at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
                at::ScalarType result_dtype, bool async_op) {
   at::Tensor moved;
@@ -79,8 +79,8 @@ at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarTy
   return moved;
 }
 
-// A local tensor that has moved, and the spec of its new DTensor, without its mesh; null where the tensor
-// stays as it is.
+// A redistributed local tensor, and the spec of its new DTensor, without its mesh; null if the tensor stays
+// as it is.
 struct Moved {
   at::Tensor local;
   py::object spec;

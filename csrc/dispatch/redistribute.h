@@ -14,7 +14,7 @@
 
 namespace funcol::python {
 
-// Where a DTensor goes.
+// The target of a redistribution.
 struct RedistributionTarget {
   py::object placements;  // a tuple or list, one for each axis of the mesh
   // A shard order; None: the order of the mesh. Ellipsis, for DTensor.redistribute: the order of the mesh,
@@ -22,18 +22,19 @@ struct RedistributionTarget {
   py::object order = py::none();
   std::optional<at::ScalarType> sent_dtype = std::nullopt;    // none: that of the local tensor
   std::optional<at::ScalarType> result_dtype = std::nullopt;  // none: that of the local tensor
-  // In which the gradient is sent; none: that of the local tensor.
+  // The dtype in which the gradient is sent; none: that of the local tensor.
   std::optional<at::ScalarType> gradient_dtype = std::nullopt;
 };
 
-// If placements and dtypes stay the same, so does the local tensor. ValueError as in funcol.redistribute().
-// Null, with nothing done, for DTensors and arguments that C++ does not serve (see supported_dtensor.h), and
-// for a local tensor of another shape than its spec gives this rank. Needs the GIL.
+// Redistributes a DTensor. Keeps the local tensor if placements and dtypes stay the same. Raises ValueError
+// as in funcol.redistribute(). Returns null, with nothing done, for DTensors and arguments that C++ does not
+// support (see supported_dtensor.h), and for a local tensor whose shape differs from its spec's on this rank.
+// Needs the GIL.
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
                         const RedistributionOptions& options = {});
 
-// The local tensor of redistribute() for a DTensor of `local`, without a DTensor around it and without a node
-// of autograd.
+// Returns the local tensor of redistribute() for a DTensor of `local`, without making a DTensor or an
+// autograd node. Returns nullopt, with nothing done, if C++ does not support the redistribution.
 std::optional<at::Tensor> redistributed_local(const at::Tensor& local, py::handle spec,
                                               const RedistributionTarget& target);
 

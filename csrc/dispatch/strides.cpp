@@ -8,7 +8,7 @@
 namespace funcol::python {
 namespace {
 
-// As PyTorch does: strides that are at least the stride of a cut dim are multiplied by the number of shards.
+// Multiplies strides that are at least the stride of a cut dim by the number of shards, as PyTorch does.
 std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Placement>& placements,
                                    const Mesh& mesh) {
   auto whole = stride.vec();

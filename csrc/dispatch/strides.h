@@ -1,4 +1,4 @@
-// Strides of tensors that lie in memory as other tensors do.
+// Strides of tensors that have the memory layout of other tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@ namespace funcol::python {
 // Returns the strides of a tensor of `shape` without gaps, its dims in the order of the strides `like`.
 std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, at::IntArrayRef like);
 
-// PyTorch's strides of a tensor of `shape` whose part on each rank lies in memory as `local` does. Dims of
-// size 1 get the strides that PyTorch gives them.
+// Returns PyTorch's strides of a full tensor of `shape` whose part on each rank has the memory layout of
+// `local`. Dims of size 1 get the strides that PyTorch gives them.
 //
 // Worked case: a transposed local (3, 4) with stride (1, 3), S(0) on 2 ranks, shape (5, 4): (1, 5).
 std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,

@@ -1,4 +1,4 @@
-// DTensors that C++ serves.
+// DTensors that C++ supports.
 //
 // Such a DTensor is of no subclass and has a plain local tensor. No mode, transform or tracer of PyTorch
 // observes it, this rank is in its mesh, its sizes are numbers, and its placements are neither strided,
@@ -30,7 +30,7 @@ bool is_unwatched(py::handle tensor);
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
-// Returns the local tensor of a DTensor; undefined if C++ does not serve the DTensor.
+// Returns the local tensor of a DTensor; an undefined tensor if C++ does not support the DTensor.
 at::Tensor plain_local(py::handle dtensor);
 
 // The values of a DTensorSpec.
@@ -49,7 +49,7 @@ struct PlainSpec {
 // Returns the values of `spec`. Returns nullopt if C++ does not support DTensors of this spec.
 std::optional<PlainSpec> plain_spec(py::handle spec);
 
-// `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.
+// Returns `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.
 template <typename IsWhole>
 py::object with_replicate(const py::object& placements, size_t num_axes, const IsWhole& is_whole) {
   py::object changed;

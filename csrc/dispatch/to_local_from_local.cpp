@@ -22,7 +22,8 @@
 namespace funcol::python {
 namespace {
 
-// A new tensor on the memory of `local`, without history, like the views that a custom function returns.
+// Returns a new tensor on the memory of `local`, without history, like the views that a custom function
+// returns.
 py::object fresh_view(const at::Tensor& local) {
   const at::NoGradGuard no_grad;
   auto view = at::alias(local);
@@ -34,12 +35,12 @@ py::object fresh_view(const at::Tensor& local) {
 
 Dtype dtype_of(const at::Tensor& tensor) { return static_cast<Dtype>(tensor.scalar_type()); }
 
-// The gradient's default placements: replicated where the tensor is partial.
+// Returns the gradient's default placements: replicated where the tensor is partial.
 py::object gradient_placements(const py::object& placements, const std::vector<Placement>& values) {
   return with_replicate(placements, values.size(), [&](size_t axis) { return values[axis].is_partial(); });
 }
 
-// PyTorch refuses other objects in the place of placements.
+// Returns true for None, tuples and lists. PyTorch rejects other objects as placements.
 bool is_sequence_or_none(py::handle placements) {
   return placements.is_none() || PyTuple_Check(placements.ptr()) || PyList_Check(placements.ptr());
 }
@@ -70,7 +71,7 @@ class FromLocalGradient final : public Gradient {
   Held placements_;
 };
 
-// A DTensor of `local`. Gradients get the placements given; where they are null, the default ones.
+// Returns a DTensor of `local`. Gradients get `grad_placements`, or the default ones if it is null.
 py::object wrap_local(const at::Tensor& local, py::handle device_mesh,
                       const std::vector<Placement>& placements, TensorMeta meta,
                       py::object grad_placements = {}) {

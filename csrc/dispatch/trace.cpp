@@ -181,7 +181,7 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
     }
   }
   std::vector<bool> is_computed(known_.size());
-  // Each with a bit for each operand that is read last there.
+  // Steps, each with a bit for each operand that no later step reads.
   std::vector<std::pair<const Step*, uint64_t>> needed;
   for (size_t i = steps_.size(); i-- > begin;) {
     const auto& step = steps_[i];

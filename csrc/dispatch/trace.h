@@ -1,8 +1,9 @@
 // Traces of operators on DTensors, and the programs on local tensors that do the same.
 //
-// A trace holds the operators that were called, with the moves that their sharding decisions ask for, and
-// the specs of the results. A program is the part of a trace that some outputs need. Run on the local
-// tensors of DTensors with the same specs, it does what the operators do to them, without DTensors between.
+// A trace holds the operators that were called, with the redistributions that their sharding decisions
+// require, and the specs of the results. A program is the part of a trace that some outputs need. Run on the
+// local tensors of DTensors with the same specs, it does what the operators do to them, without DTensors in
+// between.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +25,7 @@
 
 namespace funcol::python {
 
-// A tensor of a trace: an input, or the result of an operator. They are numbered in the order in which they
-// were met.
+// A tensor of a trace: an input, or the result of an operator. Values are numbered in order of appearance.
 using ValueId = uint32_t;
 inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
@@ -34,38 +34,38 @@ using CallPlanPtr = std::shared_ptr<const CallPlan>;
 class Program;
 using ProgramPtr = std::shared_ptr<const Program>;
 
-// Records this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
+// A record of this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
 class Trace {
  public:
-  // Adds a DTensor that the operators to come may read.
+  // Adds a DTensor that later operators may read.
   void add_input(const at::Tensor& tensor);
 
-  // Notes a call before it runs, and its results afterwards.
+  // Records a call before it runs, and its results afterwards.
   void before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack);
   void after(const torch::jit::Stack& stack);
-  // Says that something ran that a trace cannot hold.
+  // Marks the trace as failed: something ran that a trace cannot hold.
   void fail() { has_failed_ = true; }
 
   bool has_failed() const { return has_failed_; }
   size_t num_steps() const { return steps_.size(); }
   size_t num_values() const { return known_.size(); }
-  // Returns true if both traces begin with the same operators.
+  // Returns true if this trace begins with the operators of `other`.
   bool begins_as(const Trace& other) const;
 
-  // Returns the number of a tensor that was met; kNoValue for others.
+  // Returns the number of a recorded tensor; kNoValue for others.
   ValueId value_of(const at::Tensor& tensor) const;
-  // Returns true if two values are on the same memory.
+  // Returns true if two values share memory.
   bool share_memory(ValueId one, ValueId other) const {
     return tensors_[one].storage == tensors_[other].storage;
   }
-  // Returns true if the value is on the memory of one of the first `end` values.
+  // Returns true if the value shares memory with one of the first `end` values.
   bool is_view(ValueId value, size_t end) const;
-  // Forgets which tensors they were. What is known about them stays.
+  // Forgets which tensors the values were. Keeps what is known about the values.
   void release_tensors() { tensors_ = {}; }
   size_t heap_bytes() const;
 
-  // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
-  // always among them. Null if a trace or a program cannot hold that: an output is an input.
+  // Returns the steps from number `begin` on that compute `outputs`, and all steps in which other ranks take
+  // part. Returns null if a trace or a program cannot hold that: an output is an input.
   ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
 
  private:
@@ -83,7 +83,7 @@ class Trace {
     SharedSpecPtr spec;                // null for an input
     std::vector<int64_t> local_sizes;  // of an input
   };
-  // No other tensor or storage takes the addresses. Memory is freed as if there were no trace.
+  // Weak references: no other object takes the addresses, and memory is freed as if there were no trace.
   struct Identity {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -101,20 +101,20 @@ class Program {
  public:
   using Locals = c10::SmallVector<at::Tensor, 8>;
 
-  // Returns true if run() may take these local tensors, which stand at their values' numbers: where tensors
-  // move, inputs have the sizes of those that were traced, groups exist, and no context of PyTorch watches.
-  // Needs the GIL.
+  // Returns true if run() may take these local tensors, indexed by their values' numbers. If tensors move,
+  // inputs must have the sizes of the traced ones, groups must exist, and no PyTorch context may observe
+  // redistributions. Needs the GIL.
   bool takes(at::ArrayRef<at::Tensor> locals) const;
 
-  // Returns the local outputs. Runs below autograd, and lets go of the GIL meanwhile.
+  // Returns the local outputs. Runs below autograd, and releases the GIL meanwhile.
   Locals run(Locals locals) const;
 
   // Returns output `i`, which is `local` on this rank, as a DTensor on `mesh`. Needs the GIL.
   at::Tensor wrap(size_t i, at::Tensor local, py::handle mesh) const;
 
-  // The number of the values, of which run() takes the inputs.
+  // Returns the number of values. run() takes a tensor for each; only those of inputs must be defined.
   size_t num_values() const { return num_values_; }
-  // Values that the program reads and does not compute.
+  // Returns the values that the program reads and does not compute.
   const std::vector<ValueId>& inputs() const { return inputs_; }
   // Returns true if tensors move between ranks.
   bool moves_tensors() const { return !moves_.empty(); }
@@ -125,7 +125,7 @@ class Program {
 
   void add(const Trace::Step& step, uint64_t last);
 
-  // A step's parts lie in the following vectors, behind those of the steps before: a replay reads memory in
+  // A step. Its parts follow those of earlier steps in the vectors below, so that a replay reads memory in
   // order.
   struct Step {
     c10::OperatorHandle op;

@@ -22,7 +22,7 @@ namespace funcol::python {
 
 namespace {
 
-// The mode of torch.set_default_device() and `with torch.device(...)`.
+// Returns true for the mode of torch.set_default_device() and `with torch.device(...)`.
 bool is_device_mode(PyObject* mode) {
   return py::type::handle_of(mode).is(imported<"torch.utils._device", "DeviceContext">());
 }
@@ -78,7 +78,7 @@ std::optional<std::string_view> string_view(PyObject* object) {
   return std::string_view(text, size);
 }
 
-// A pybind11 instance as the C++ object in it, or null if it is of another type.
+// Returns the C++ object of a pybind11 instance; null if it is of another type.
 template <typename T>
 T* instance(PyObject* object) {
   py::detail::type_caster_base<T> caster;
@@ -112,7 +112,7 @@ GroupPtr group_object(PyObject* object) {
 
 void refuse_dtensor(PyObject* object, const char* op) {
   const auto is_dtensor = [&] {
-    // A name first: the class itself is imported where it is looked up.
+    // Compares names first: looking up the class imports it.
     return std::string_view(Py_TYPE(object)->tp_name) == "DTensor" && Py_TYPE(object) == dtensor_type();
   };
   TORCH_CHECK_TYPE(THPVariable_CheckExact(object) || !THPVariable_Check(object) || !is_dtensor(),
@@ -147,7 +147,7 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
 
 namespace {
 
-// Each transform of functorch wraps a tensor once more, and the tangent may be of any wrapper.
+// Checks all wrappers of a tensor: each functorch transform adds one, and any of them may have the tangent.
 void check_no_tangents(py::object tensor, const char* op) {
   constexpr c10::DispatchKeySet kWrapped(
       {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});

@@ -1,5 +1,5 @@
-// Attributes of Python objects whose names are known at compile time: each name is made a string once. The
-// numbers that CPython changes with each change of a class or a dict.
+// Attributes of Python objects whose names are known at compile time: each name becomes a Python string once.
+// Also the versions that CPython changes with each change of a class or a dict.
 //
 //   const auto mesh = attribute<"mesh">(spec);
 #pragma once
@@ -20,14 +20,14 @@ struct AttributeName {
   char text[length] = {};  // NOLINT: a structural type
 };
 
-// The name as a Python string, which is never released.
+// Returns the name as a Python string, which is never released.
 template <AttributeName name>
 PyObject* interned() {
   static auto* const text = PyUnicode_InternFromString(name.text);
   return text;
 }
 
-// A module's object of a name, looked up once and never released.
+// Returns a module's object of a name, looked up once and never released.
 template <AttributeName module, AttributeName name>
 py::handle imported() {
   static auto* const object =
@@ -35,7 +35,7 @@ py::handle imported() {
   return object;
 }
 
-// The new reference that a function of CPython has returned, or, for null, its Python error as an exception.
+// Returns the new reference that a CPython function returned. If that is null, raises the Python error.
 inline py::object checked(PyObject* result) {
   if (result == nullptr) {
     throw py::error_already_set();
@@ -43,7 +43,7 @@ inline py::object checked(PyObject* result) {
   return py::reinterpret_steal<py::object>(result);
 }
 
-// Raises AttributeError if there is none.
+// Returns an attribute. Raises AttributeError if there is none.
 template <AttributeName name>
 py::object attribute(py::handle object) {
   return checked(PyObject_GetAttr(object.ptr(), interned<name>()));
@@ -56,7 +56,7 @@ void set_attribute(py::handle object, py::handle value) {
   }
 }
 
-// Null, without an error, if there is none.
+// Returns an attribute; null, without an error, if there is none.
 template <AttributeName name>
 py::object find_attribute(py::handle object) {
   PyObject* value = nullptr;
@@ -95,12 +95,12 @@ struct NameIn {
   size_t index = 0;
 };
 
-// The name of the object's class, for messages.
+// Returns the name of the object's class, for messages.
 inline const char* type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 // Returns the version of a dict; 0 if this Python does not count its changes, 1 for null.
 inline uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030D0000  // 3.13 counts no change of an attribute that lies in the object
+#if PY_VERSION_HEX < 0x030D0000  // 3.13 does not count changes of attributes stored inline
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   return dict == nullptr ? 1 : reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;

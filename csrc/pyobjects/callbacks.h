@@ -1,7 +1,7 @@
 // Functions of funcol's Python side that C++ calls.
 //
-// C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded.
-// python/funcol/_C/callbacks.pyi has their types, at hand_over().
+// C++ imports none of funcol's Python modules: each module registers its functions with hand_over() when it
+// is loaded. python/funcol/_C/callbacks.pyi has their types, at hand_over().
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -24,7 +24,7 @@ inline constexpr std::array kCallbackNames = {
     "note_redistribution",    // a context in which PyTorch's DebugMode notes a redistribution
     "apply_mask",             // a mask partial applied to a local tensor
     "fill_mask",              // a local tensor of a mask partial made
-    "gradient_of_to_local",   // gradients of DTensor's methods, where C++ does not serve them
+    "gradient_of_to_local",   // gradients of DTensor's methods that C++ does not handle
     "gradient_of_from_local",
     "gradient_of_redistribute",
     "mesh_pair",  // ranks of two meshes, and a process group of all of them
@@ -33,7 +33,7 @@ using Callback = NameIn<kCallbackNames>;
 
 inline std::array<PyObject*, kCallbackNames.size()> callbacks{};  // under the GIL; never released
 
-// RuntimeError naming the function if the module that has it is not loaded.
+// Returns a registered function. Raises RuntimeError naming it if the module that has it is not loaded.
 inline py::handle callback(Callback which) {
   auto* const function = callbacks.at(which.index);
   TORCH_CHECK(function != nullptr, "funcol: Python has not handed over ", kCallbackNames.at(which.index),
@@ -41,8 +41,8 @@ inline py::handle callback(Callback which) {
   return function;
 }
 
-// Sets the function of `name`, a name in _C/callbacks.pyi; ValueError for other names. The function is kept
-// until another one takes its place.
+// Registers the function of `name`, a name in _C/callbacks.pyi. Raises ValueError for other names. The
+// function is kept until another one replaces it.
 inline void hand_over(const std::string& name, const py::object& function) {
   const auto* const found = std::ranges::find(kCallbackNames, name);
   TORCH_CHECK_VALUE(found != kCallbackNames.end(), "funcol::hand_over: there is no function '", name,

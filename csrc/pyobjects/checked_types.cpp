@@ -29,10 +29,10 @@ namespace {
 
 constexpr size_t kNumFunctions = size_t{1} << 12;
 
-// As python/funcol/installation/spmd_types_checks.py numbers them.
+// The kinds of calls, as python/funcol/installation/spmd_types_checks.py numbers them.
 enum class CallKind : uint8_t { kPassedOn, kRemembered, kChecked };
 
-// The __dict__ of a tensor, where the package keeps types.
+// Returns the __dict__ of a tensor, where the package keeps types.
 py::object dict_of(PyObject* tensor) { return checked(PyObject_GenericGetDict(tensor, nullptr)); }
 
 PyObject* type_in(const py::object& dict) { return PyDict_GetItem(dict.ptr(), interned<"_local_type">()); }
@@ -56,7 +56,7 @@ class CheckedCall : public WordKey {
     held_.push_back(py::reinterpret_borrow<py::object>(object));
   }
 
-  // Adds a value. False for an object that is not known to be one.
+  // Adds a value. Returns false for an object that is not known to be one.
   bool add(PyObject* value);
 
   // Adds the types of a tensor.
@@ -66,7 +66,7 @@ class CheckedCall : public WordKey {
     return add_found(type_in(dict)) && add_found(spec_in(dict));
   }
 
-  // The call's tensors, in order. Valid during the call.
+  // Returns the call's tensors, in order. Valid during the call.
   const std::vector<PyObject*>& tensors() const { return tensors_; }
   void forget_tensors() { tensors_.clear(); }
 
@@ -215,7 +215,7 @@ int64_t place_in(const std::vector<PyObject*>& tensors, PyObject* tensor) {
   return found == tensors.end() ? -1 : found - tensors.begin();
 }
 
-// The types that a check gave to the tensors of a result; null for results of other kinds.
+// Returns the types that a check gave to the tensors of a result; null for results of other kinds.
 std::shared_ptr<const Outcome> outcome_of(PyObject* result, const CheckedCall& key) {
   const auto found = tensors_of(result);
   if (!found.is_plain) {
@@ -232,8 +232,8 @@ std::shared_ptr<const Outcome> outcome_of(PyObject* result, const CheckedCall& k
   return outcome;
 }
 
-// Gives the tensors of a result the types of an equal call. False, and nothing is done, if the result is not
-// as that call's was.
+// Gives the tensors of a result the types of an equal call. Returns false, with nothing done, if the result
+// does not match that call's.
 bool apply(const Outcome& outcome, PyObject* result, const CheckedCall& key) {
   const auto found = tensors_of(result);
   const auto is_alike = [&](PyObject* tensor, const Leaf& leaf) {
@@ -259,7 +259,7 @@ bool apply(const Outcome& outcome, PyObject* result, const CheckedCall& key) {
   return true;
 }
 
-// The checker and what is remembered of it.
+// The checker and the calls remembered of it.
 struct Memory {
   TypeChecker checker;
   std::unordered_map<PyObject*, std::pair<py::object, CallKind>> kinds;
@@ -273,7 +273,8 @@ Memory& memory() {
   return *memory;
 }
 
-// The kind of a function that is one object for the life of the process; others are checked by the package.
+// Returns the kind of an attribute access, or of a function that is one object for the life of the process.
+// The package checks others.
 CallKind kind_of(PyObject* func) {
   if (Py_TYPE(func) == &_PyMethodWrapper_Type) {  // reads or sets an attribute
     const bool is_read = PyUnicode_CompareWithASCIIString(attribute<"__name__">(func).ptr(), "__get__") == 0;
@@ -297,7 +298,7 @@ CallKind kind_of(PyObject* func) {
   return kind;
 }
 
-// The number of the current mesh, by value; 0 if there is none.
+// Returns the number of the current mesh, by value; 0 if there is none.
 uint64_t number_of_mesh() {
   auto& known = memory();
   const auto stack = find_attribute<"mesh_stack">(known.checker.threads);
@@ -317,7 +318,7 @@ py::object call(py::handle func, py::handle args, py::handle kwargs) {
   return checked(PyObject_Call(func.ptr(), args.ptr(), kwargs.is_none() ? nullptr : kwargs.ptr()));
 }
 
-// All that the check of a call reads; an empty key if that is not known.
+// Returns all that the check of a call reads; nullopt if that is not known.
 std::optional<CheckedCall> key_of(py::handle mode, py::handle func, py::handle args, py::handle kwargs) {
   CheckedCall key;
   key.add(number_of_mesh());
@@ -387,7 +388,7 @@ py::object assert_type(py::handle own, py::handle tensor, py::handle types, py::
   const auto dict = dict_of(tensor.ptr());
   if (const auto* const found = memory().calls.find(key)) {
     const auto leaf = (*found)->leaves.front();
-    // The package changes the dict that is there.
+    // The package updates an existing dict in place.
     if (auto* const type = type_in(dict); type == nullptr) {
       set_in(dict, interned<"_local_type">(), checked(PyDict_Copy(leaf.type.ptr())).ptr());
     } else if (PyDict_Update(type, leaf.type.ptr()) != 0) {

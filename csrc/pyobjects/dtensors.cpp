@@ -31,7 +31,7 @@ PyObject*& slot(PyObject* object) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);  // NOLINT
 }
 
-// A tensor whose storage holds no memory, and tells only which wrappers are views of each other.
+// Returns a tensor whose storage holds no memory, and only shows which wrappers are views of each other.
 at::Tensor make_wrapper(const at::Tensor& local, const Geometry& geometry) {
   const auto offset = local.storage_offset();
   const auto bytes =
@@ -99,7 +99,7 @@ py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad) {
 bool observes_redistribution() {
   const auto context = imported<"torch.distributed.tensor._utils", "ExplicitRedistributionContext">();
   static auto* const of_thread = attribute<"_local">(context).release().ptr();
-  // In its dict: asking for a missing attribute would make an error each time.
+  // Reads its dict, since getting a missing attribute would make an error each time.
   const auto here = attribute<"__dict__">(of_thread);
   auto* const active = PyDict_GetItemWithError(here.ptr(), interned<"_active">());
   return active != nullptr && active != Py_None;

@@ -18,10 +18,10 @@ namespace funcol::python {
 
 PyTypeObject* dtensor_type();
 
-// DTensor.__new__(DTensor, local, spec, requires_grad=...), without the __init__ that does nothing.
+// Calls DTensor.__new__(DTensor, local, spec, requires_grad=...), without the __init__ that does nothing.
 py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = false);
 
-// The fields of an exact DTensor, borrowed; null where it has none yet.
+// Returns a field of an exact DTensor, borrowed; null if it has none yet.
 PyObject* spec_of(PyObject* dtensor);
 PyObject* local_of(PyObject* dtensor);
 void set_spec(PyObject* dtensor, py::object spec);
@@ -31,7 +31,7 @@ PyObject* dtensor_object(const at::Tensor& tensor);
 // Returns the local tensor of an exact DTensor, which holds it.
 const at::Tensor& local_of(const at::Tensor& dtensor);
 
-// The shape and strides of a whole tensor, in one piece of memory.
+// The shape and strides of a full tensor, in one block of memory.
 class Geometry {
  public:
   Geometry(at::IntArrayRef sizes, at::IntArrayRef strides) : numbers_(sizes.begin(), sizes.end()) {
@@ -45,7 +45,7 @@ class Geometry {
   c10::SmallVector<int64_t, 6> numbers_;
 };
 
-// The same DTensor for a spec of this geometry; in a third of the time, where this PyTorch minor can.
+// Makes the same DTensor for a spec of this geometry, in a third of the time if this PyTorch release can.
 at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry,
                         bool requires_grad = false);
 
@@ -58,8 +58,8 @@ bool observes_redistribution();
 std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
-// A new DTensorSpec of a tensor with `placements`, which have no masks. Axes cut in the order of the mesh,
-// or, where shards are strided, in the order that these stand for.
+// Returns a new DTensorSpec of a tensor with `placements`, which have no masks. Axes cut in the order of the
+// mesh, or, if shards are strided, in the order that these stand for.
 py::object new_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
 
 }  // namespace funcol::python

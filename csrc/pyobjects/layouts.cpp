@@ -14,7 +14,7 @@
 namespace funcol::python {
 namespace {
 
-// The C++ part that every placement of these classes has, read past Python's attributes.
+// Returns the C++ part that every placement of these classes has, bypassing Python's attributes.
 template <typename T>
 const T& cpp_part(py::handle object) {
   py::detail::type_caster_base<T> caster;
@@ -39,7 +39,8 @@ bool is_placement(py::handle object) {
   throw std::logic_error("unreachable");
 }
 
-// PyTorch makes a Partial of any name, and refuses unknown ones only when it reduces.
+// Returns the reduction of a name. Raises NotImplementedError for an unknown one, which PyTorch rejects only
+// when it reduces.
 PartialOp known_reduction(const std::string& name) {
   try {
     return partial_op(name);
@@ -49,7 +50,7 @@ PartialOp known_reduction(const std::string& name) {
   throw std::logic_error("unreachable");
 }
 
-// A list or tuple, whose items are read without calling Python, as indexing a named tuple would.
+// A list or tuple. Reads its items without calling Python, which indexing a named tuple would do.
 class Items {
  public:
   Items(py::handle object, const char* what) : object_(py::reinterpret_borrow<py::object>(object)) {
@@ -83,8 +84,8 @@ MeshTable<MeshAsRead>& meshes_as_read() {
   return meshes;
 }
 
-// The number of flattened submeshes of the mesh that `device_mesh` was sliced from; nothing if it is no
-// DeviceMesh.
+// Returns the number of flattened submeshes of the mesh that `device_mesh` was sliced from; nullopt if it is
+// not a DeviceMesh.
 std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
   const auto root = find_attribute<"_root_mesh">(device_mesh);
   const auto mapping =

@@ -13,10 +13,10 @@ namespace funcol::python {
 template <typename Value>
 class MeshTable {
  public:
-  // `released` is called with the value of each mesh that goes.
+  // Calls `released` with the value of each mesh that is destroyed.
   explicit MeshTable(void (*released)(const Value&) = nullptr) : released_(released) {}
 
-  // Null if there is none. Valid until the mesh goes.
+  // Returns the value of a mesh; null if there is none. Valid while the mesh lives.
   Value* find(py::handle mesh) {
     const auto found = values_.find(mesh.ptr());
     return found == values_.end() ? nullptr : &found->second;

@@ -26,33 +26,33 @@ struct KnownMesh {
   std::string device_type;
 };
 
-// Valid while the DeviceMesh lives.
+// Returns the values of a DeviceMesh. Valid while it lives.
 KnownMesh& known_mesh(py::handle device_mesh);
 
-// A moment at which the mesh was there already; that of its root mesh for a part of one. To be asked for once
-// groups may have been aborted or reconfigured.
+// Returns a moment at which the mesh already existed, for a submesh that of its root mesh; 0 as long as no
+// group has been aborted or reconfigured.
 GroupMoment mesh_moment(py::handle device_mesh);
 
-// To be called with each mesh that is there, before a group is aborted or reconfigured.
+// Notes that the mesh exists. Call it for each existing mesh before a group is aborted or reconfigured.
 void note_mesh(py::handle device_mesh);
 
 size_t num_known_meshes();
 
 // Empties all tables if a live mesh has looked up the group of this name, for one of its axes or for all its
-// ranks: decisions keep meshes, and so groups with their threads and connections. To be called before the
-// group is removed.
+// ranks: decisions keep meshes, and so groups with their threads and connections. Call it before the group is
+// removed.
 void forget_mesh_of(const std::string& group);
 
-// A number that equal meshes share, found once for each object: comparing two takes microseconds.
+// Returns a number that equal meshes share, found once for each object: comparing two takes microseconds.
 uint64_t value_of_mesh(const py::object& mesh);
 
-// Null for an object that is no DeviceMesh.
+// Returns the values of a DeviceMesh; null for other objects.
 KnownMesh* find_mesh(py::handle object);
 
-// This rank's group along `axes`. Valid as long as `known` is.
+// Returns this rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);
 
-// The ranks of the mesh in the default group, whose name is in known.world.
+// Returns the ranks of the mesh in the default group, and sets known.world to the name of that group.
 const std::vector<int64_t>& all_ranks(py::handle device_mesh, KnownMesh& known);
 
 }  // namespace funcol::python

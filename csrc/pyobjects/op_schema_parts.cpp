@@ -1,4 +1,4 @@
-// The parts of a schema: the whole, or an element of its lists each.
+// The parts of a schema: the full schema, or one part for each element of its lists.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -11,10 +11,10 @@
 namespace funcol::python {
 namespace {
 
-// Makes a part of a schema: the whole, or an element of its lists.
+// A builder of a part of a schema: of all of it, or of one element of its lists.
 class PartOf {
  public:
-  // With an `index`, the part has only that element of each list.
+  // Takes all of a schema; with an `index`, only that element of each list.
   PartOf(const PythonSchema& whole, std::optional<size_t> index) : whole_(whole), index_(index) {}
 
   Part take() {
@@ -72,7 +72,7 @@ class PartOf {
     return {taken};
   }
 
-  // The mesh is that of the first tensor. A replicated tensor of another mesh is a value that every rank has.
+  // Uses the mesh of the first tensor. A replicated tensor of another mesh is a value that every rank has.
   void settle_mesh() {
     if (part_.tensors.empty()) {  // of a factory with out=
       part_.mesh = whole_.mesh;

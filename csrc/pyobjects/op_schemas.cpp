@@ -19,7 +19,7 @@
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 
-// CPython exports it, and declares it in internal headers since 3.13.
+// Looks up a key by its hash. CPython exports this function, but declares it in internal headers since 3.13.
 extern "C" PyObject* _PyDict_GetItem_KnownHash(PyObject* dict, PyObject* key, Py_hash_t hash);  // NOLINT
 
 namespace funcol::python {
@@ -67,7 +67,7 @@ std::string qualified(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-// Batch norms update their running statistics, which their schemas do not say.
+// Returns true for a running statistic that a batch norm updates, which its schema does not say.
 bool is_running_statistic(const std::string& op, const std::string& argument) {
   constexpr std::array<const char*, 3> kOps = {"aten::native_batch_norm", "aten::cudnn_batch_norm",
                                                "aten::miopen_batch_norm"};
@@ -101,12 +101,12 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   return op;
 }
 
-// Reads the arguments one after another.
+// A reader of arguments, one after another.
 class Reader {
  public:
   Reader(PythonSchema& schema, Reading reading) : schema_(schema), reading_(reading) {}
 
-  // `stays`: the argument's tensors cannot move.
+  // Reads an argument. `stays`: its tensors cannot move.
   Argument read(py::handle object, bool stays) {
     auto* const value = object.ptr();
     if (value == Py_None) {
@@ -147,7 +147,7 @@ class Reader {
                                 schema_.op->name, " is a ", type_name(value), ".");
   }
 
-  // The same for a value on the dispatcher's stack. Takes the specs of its tensors from `specs`.
+  // Reads a value on the dispatcher's stack likewise. Takes the specs of its tensors from `specs`.
   Argument read(const c10::IValue& value, const c10::TypePtr& type, bool stays,
                 std::vector<py::object>::const_iterator& specs) {
     if (value.isTensor()) {
@@ -179,7 +179,7 @@ class Reader {
     }
   }
 
-  // An out= argument, whose layout is that of the result.
+  // Reads an out= argument, whose layout is that of the result.
   void read_out(py::handle object) {
     TORCH_CHECK_NOT_IMPLEMENTED(!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()),
                                 "funcol::", kPropagateOpSharding, ": ", schema_.op->name,
@@ -219,8 +219,8 @@ class Reader {
   Reading reading_;
 };
 
-// An in-place operator returns arguments that it writes to: their layouts are those of the results. Layouts
-// of out= results are known already.
+// Gives results the layouts of the arguments that an in-place operator writes to and returns. Layouts of out=
+// results are known already.
 void require_results_of_written(PythonSchema& schema) {
   const auto& op = *schema.op;
   const auto& arguments = op.handle.schema().arguments();
@@ -237,7 +237,7 @@ void require_results_of_written(PythonSchema& schema) {
   }
 }
 
-// Fused optimizers write to gradients only to unscale them: without a scale the gradients may move.
+// Lets gradients of fused optimizers move if there is no scale: only unscaling writes to them.
 void free_gradients_that_are_read(PythonSchema& schema) {
   const auto& call = schema.call;
   if (!call.has_arg("grads") || !call.has_arg("grad_scale") || !call.arg("grad_scale").is_none()) {
@@ -248,7 +248,8 @@ void free_gradients_that_are_read(PythonSchema& schema) {
   }
 }
 
-// Batch norms write to their running statistics only in training, whatever their schemas say.
+// Lets running statistics of batch norms move outside of training: only training writes to them, whatever
+// their schemas say.
 void free_statistics_that_are_read(PythonSchema& schema) {
   const auto& call = schema.call;
   if (!call.has_arg("training") || call.arg("training").boolean()) {

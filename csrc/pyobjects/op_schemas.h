@@ -31,27 +31,27 @@ struct Operator {
   Py_hash_t hash = 0;  // of the OpOverload
 };
 
-// The operator of an OpOverload.
+// Returns the operator of an OpOverload.
 const Operator& to_operator(py::handle op_overload);
 
-// The entry of an operator in a dict by OpOverload, borrowed; null if there is none. Does not call the
-// overload's __hash__, which is in Python.
+// Returns the entry of an operator in a dict by OpOverload, borrowed; null if there is none. Does not call
+// the overload's __hash__, which is in Python.
 PyObject* find_entry(py::handle table, py::handle op_overload);
 
 // Returns true if PyTorch's rules take each tensor in a list of the operator's arguments as an operand.
 // `schema_info`: a RuntimeSchemaInfo, or None.
 bool lists_operands(py::handle schema_info);
 
-// The layout of a DTensorSpec of a tensor like `meta`. `whose` names the tensor in errors.
+// Returns the layout of a DTensorSpec of a tensor like `meta`. `whose` names the tensor in errors.
 Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose);
 
-// The value of a DTensorSpec with tensor_meta. Raises what read_op_schema() raises.
+// Returns the value of a DTensorSpec with tensor_meta. Raises what read_op_schema() raises.
 Spec read_spec(py::handle spec);
-// The same, with norm partials and with partials that do not commute, as PyTorch's rules take them. The shard
-// order is not checked.
+// Returns the same, with norm partials and with partials that do not commute, as PyTorch's rules take them.
+// Does not check the shard order.
 Spec read_spec_as_pytorch(py::handle spec);
 
-// A tensor of a schema, as Python's objects.
+// A tensor of a schema as Python objects.
 struct TensorSpec {
   py::object spec;  // DTensorSpec
   py::object mesh;
@@ -85,9 +85,9 @@ enum class Reading {
   kAsPyTorch,  // as read_spec_as_pytorch() does
 };
 
-// Reads an OpSchema whose tensors are DTensorSpecs. NotImplementedError for symbolic sizes and numbers,
-// placements of unknown kinds, and arguments of other types. ValueError for specs without tensor_meta, and
-// for a schema without tensors. Keyword tensors stay where they are unless `moves_keywords`.
+// Reads an OpSchema whose tensors are DTensorSpecs. Raises NotImplementedError for symbolic sizes and
+// numbers, placements of unknown kinds, and arguments of other types; ValueError for specs without
+// tensor_meta, and for a schema without tensors. Keyword tensors stay where they are unless `moves_keywords`.
 PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading = Reading::kStrict);
 
 // Reads the arguments of a call as PyTorch's rules see them. `specs` are those of its tensors, in their
@@ -96,15 +96,15 @@ PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading r
 PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> arguments,
                               const std::vector<py::object>& specs, bool lists_operands);
 
-// The whole of a schema, or one element of its lists.
+// A full schema, or one element of its lists.
 struct Part {
   OpSchema schema;
   py::object mesh;
-  std::vector<size_t> tensors;  // the numbers that schema.call.tensors have in the whole
+  std::vector<size_t> tensors;  // the numbers of schema.call.tensors in the full schema
 };
 
-// One part, or one for each element where the operator does the same to every element of its lists.
-// ValueError for tensors of different meshes in one part, unless they replicate.
+// Returns one part, or one for each element if the operator does the same to every element of its lists.
+// Raises ValueError for tensors of different meshes in one part, unless they replicate.
 std::vector<Part> parts_of(const PythonSchema& schema);
 
 }  // namespace funcol::python

@@ -42,7 +42,7 @@ class KnownCode {
     return found->second.is_of_library;
   }
 
-  // The line of `frame`, which runs `code`.
+  // Returns the line of `frame`, which runs `code`.
   Text line(PyFrameObject* frame, PyCodeObject* code) {
     auto& text = codes_[code].lines[PyFrame_GetLasti(frame)];
     if (text == nullptr) {

@@ -8,11 +8,11 @@
 
 namespace funcol::python {
 
-// "/home/me/train.py:41 in step": where this thread is in Python, outside of the folders of libraries. Null
-// on a thread that runs no Python, and where all of it is in those folders. Takes the GIL.
+// Returns where this thread is in Python, outside of library folders: "/home/me/train.py:41 in step". Returns
+// null on a thread that runs no Python, and if all of it is in those folders. Takes the GIL.
 Text find_caller();
 
-// Files below these folders are passed by. Needs the GIL.
+// Sets the library folders, whose files find_caller() skips. Needs the GIL.
 void set_library_folders(std::vector<std::string> folders);
 
 }  // namespace funcol::python

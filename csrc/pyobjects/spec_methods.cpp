@@ -73,7 +73,7 @@ struct PlacementClass {
   PyObject* equals;  // PyTorch's method
 };
 
-std::vector<PlacementClass> placement_classes;  // under the GIL; their references are never given back
+std::vector<PlacementClass> placement_classes;  // under the GIL; their references are never released
 
 const PlacementClass* class_of(PyTypeObject* type) {
   const auto found = std::find_if(placement_classes.begin(), placement_classes.end(),

@@ -13,11 +13,12 @@
 
 namespace funcol::python {
 
-// The methods `__eq__` and `__hash__` for `type`, DTensorSpec; `equals` and `hash` are PyTorch's methods.
+// Returns the methods `__eq__` and `__hash__` for `type`, DTensorSpec; `equals` and `hash` are PyTorch's
+// methods.
 std::pair<py::object, py::object> spec_methods(py::object type, py::object equals, py::object hash);
 
-// The methods `__eq__` for the classes Replicate, Shard and Partial of placements, none of which
-// is another's base; `equals` are PyTorch's methods.
+// Returns the methods `__eq__` for the placement classes Replicate, Shard and Partial, none of which is
+// another's base; `equals` are PyTorch's methods.
 std::vector<py::object> placement_methods(const std::vector<py::object>& types,
                                           const std::vector<py::object>& equals);
 

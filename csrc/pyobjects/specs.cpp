@@ -46,9 +46,9 @@ Cache<SpecKey, SharedSpecPtr>& specs() {
   return *cache;
 }
 
-uint64_t num_shared_specs = 0;  // that ever were
+uint64_t num_shared_specs = 0;  // ever made
 
-// The shared specs by the objects in their `hashes`, which they hold.
+// Returns the shared specs by the objects in their `hashes_`, which they own.
 ska::flat_hash_map<PyObject*, const SharedSpec*>& by_hash() {
   static auto* const specs = new ska::flat_hash_map<PyObject*, const SharedSpec*>;  // NOLINT
   return *specs;
@@ -62,7 +62,7 @@ bool has_norms(py::handle spec) {
 // Gives a new object its __dict__, without the class's own __setattr__.
 int set_dict(PyObject* object, PyObject* dict) {
 #if PY_VERSION_HEX >= 0x030D0000
-  // Since 3.13 attributes lie in the object, and PyObject_GenericSetDict() leaves those there in force.
+  // Since 3.13 attributes are stored inline, and PyObject_GenericSetDict() leaves those in force.
   return PyObject_GenericSetAttr(object, interned<"__dict__">(), dict);
 #else
   return PyObject_GenericSetDict(object, dict, nullptr);
@@ -71,11 +71,11 @@ int set_dict(PyObject* object, PyObject* dict) {
 
 using Field = std::pair<PyObject*, py::handle>;
 
-// A copy with other values of some fields.
+// Returns a copy with other values of some fields.
 py::object copy(py::handle spec, std::initializer_list<Field> changed) {
   auto* const type = Py_TYPE(spec.ptr());
   static auto* const no_arguments = PyTuple_New(0);
-  // Without DTensorSpec's own __setattr__, which takes longer than the rest.
+  // Bypasses DTensorSpec's own __setattr__, which takes longer than the rest.
   auto copied = checked(type->tp_new(type, no_arguments, nullptr));
   const auto fields = checked(PyObject_GenericGetDict(spec.ptr(), nullptr));
   const auto own = checked(PyDict_Copy(fields.ptr()));
@@ -164,7 +164,7 @@ bool are_alike(const py::tuple& one, const py::tuple& other) {
   });
 }
 
-// Specs without mesh and tensor_meta, one for each layout.
+// Returns the specs without mesh and tensor_meta, one for each layout.
 std::map<std::vector<uint64_t>, py::object>& specs_of_layouts() {
   constexpr size_t kMostLayouts = 4096;
   static auto* const known = new std::map<std::vector<uint64_t>, py::object>;  // NOLINT: outlives Python
@@ -217,7 +217,7 @@ py::object spec_of_known_layout(const Spec& spec, py::handle mesh, bool strided_
   return made;
 }
 
-// Remembers a spec of this value. `make` makes it, on its mesh.
+// Returns the shared spec of this value. If it is new, `make` makes the spec, on its mesh.
 template <typename Make>
 SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_order, const Make& make) {
   const auto mesh_id = id_of_mesh(mesh);
@@ -231,7 +231,7 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
   return shared;
 }
 
-// Compares values where the placements are of known kinds: Python's comparison takes ten times as long.
+// Compares values if the placements are of known kinds: Python's comparison takes ten times as long.
 bool are_same_placements(const py::object& one, const py::object& other) {
   if (one.is(other)) {
     return true;
@@ -294,7 +294,7 @@ std::vector<int64_t> shape_of(py::handle spec, const char* op) {
   return sizes;
 }
 
-// Has the spec, and its copies from here on, found by its hash.
+// Lets find_by_hash() find the spec, and its later copies.
 void share_hash(PyObject* spec, const SharedSpec& shared) {
   const auto own = kept_hash(spec);
   if (!own || by_hash().count(own.ptr()) != 0) {

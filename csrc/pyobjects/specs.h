@@ -1,7 +1,7 @@
 // The fields of a DTensorSpec, and DTensorSpecs made of values: each is made once and remembered, and callers
 // get copies.
 //
-// Programs write to specs, so that they never get a remembered one. Everything here needs the GIL.
+// Programs write to specs, so they never get a remembered one. Everything here needs the GIL.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -31,38 +31,39 @@ struct SpecObjects {
   py::object order;
 };
 
-// Python's ==.
+// Returns the result of Python's ==.
 bool are_equal(const py::object& one, const py::object& other);
 
 // Returns true if the placements and shard orders of two specs are equal.
 bool hold_alike(py::handle spec, py::handle other);
 
-// The integers of a tuple; false if it is no tuple, or one of them is a symbol.
+// Reads the integers of a tuple. Returns false if it is not a tuple, or one of them is a symbol.
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
 
-// The spec's tensor_meta; ValueError naming `op` if it has none.
+// Returns the spec's tensor_meta. Raises ValueError naming `op` if it has none.
 py::object meta_of(py::handle spec, const char* op);
 
-// The shape of the whole tensor. A symbol becomes the number that it stands for, and a guard.
+// Returns the shape of the full tensor. A symbol becomes the number that it stands for, and adds a guard.
 std::vector<int64_t> shape_of(py::handle spec, const char* op);
 
-// Finds the Python placement with a mask, by Placement::mask.
+// A function that finds the Python placement with a mask, by Placement::mask.
 using MaskedPlacements = std::function<py::object(const Placement&)>;
 
-// One object for all DTensorSpecs that are equal and on one mesh, while it is kept. It keeps no mesh alive.
+// One object for all DTensorSpecs that are equal and on one mesh, while it is kept. It does not keep the mesh
+// alive.
 struct SharedSpec : std::enable_shared_from_this<SharedSpec> {
-  // `spec` has this value and is on the mesh of this id.
+  // Makes the shared spec of `spec`, which has this value and is on the mesh of this id.
   SharedSpec(uint64_t mesh_id, const Spec& value, const py::object& spec);
   ~SharedSpec();
   SharedSpec(const SharedSpec&) = delete;
   SharedSpec& operator=(const SharedSpec&) = delete;
 
-  // A new DTensorSpec of this value, for a program.
+  // Returns a new DTensorSpec of this value, for a program.
   py::object on(py::handle mesh) const;
-  // The spec without its mesh, one object, which programs must not get.
+  // Returns the spec without its mesh, one object, which programs must not get.
   py::object canonical() const;
 
-  uint64_t id;  // never used again; its upper bits are the id of the mesh
+  uint64_t id;  // never reused; its upper bits are the id of the mesh
   Geometry geometry;
 
  private:
@@ -83,35 +84,35 @@ constexpr size_t kSpecBytes = 700;
 
 size_t heap_bytes(const SharedSpecPtr& spec);
 
-// Returns the shared spec of a DTensorSpec. Returns null for a spec that C++ has no values for: symbolic
+// Returns the shared spec of a DTensorSpec. Returns null for a spec that C++ does not support: symbolic
 // sizes, masks, placements of unknown kinds, no tensor_meta.
 SharedSpecPtr shared_spec(PyObject* spec);
-// The same as if the spec were on `mesh`.
+// Returns the same as if the spec were on `mesh`.
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh);
 
 // Returns the id of the shared spec; 0 if there is none. If a spec was evicted, an equal one gets another id.
 uint64_t id_of_spec(PyObject* spec);
 
-// Returns true if a word is the id of a spec on this mesh. Any other word may be one, too.
+// Returns true if a word is the id of a spec on this mesh. May return true for other words, too.
 inline bool is_id_on(uint64_t word, uint64_t mesh_id) { return word >> 40 == mesh_id; }
 
-// A new DTensorSpec that equals `spec`.
+// Returns a new DTensorSpec that equals `spec`.
 py::object copy_spec(py::handle spec);
 
-// A copy to remember, which does not keep the mesh alive, and the copy of that on its mesh.
+// Returns a copy to remember, which does not keep the mesh alive, or the copy of that on its mesh.
 py::object copy_without_mesh(py::handle spec);
 py::object copy_onto(py::handle spec, py::handle mesh);
 
-// A new DTensorSpec of a tensor on `mesh`: Python's make_spec makes it, or it is the copy of a remembered
-// one. `masked` gives placements with masks; specs with masks are not remembered.
+// Returns a new DTensorSpec of a tensor on `mesh`, made by Python's make_spec or copied from a remembered
+// one. `masked` returns placements with masks; specs with masks are not remembered.
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
                           const MaskedPlacements& masked);
 
-// The spec without its mesh, one object for all that equal this one, while it is kept: to compare specs by
-// identity. Programs must not get it. NotImplementedError for a spec without a shared one.
+// Returns the spec without its mesh, one object for all equal ones while it is kept, to compare specs by
+// identity. Programs must not get it. Raises NotImplementedError for a spec without a shared one.
 py::object canonical_spec(py::handle spec);
 
-// The Python placement Replicate().
+// Returns the Python placement Replicate().
 py::object replicate();
 
 }  // namespace funcol::python

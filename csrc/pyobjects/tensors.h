@@ -1,4 +1,4 @@
-// Tensors and dtypes as Python's objects, which are made with the GIL, and dtypes as values.
+// Tensors and dtypes as Python objects, which need the GIL to be made, and dtypes as values.
 #pragma once
 
 #include <torch/csrc/Dtype.h>
@@ -24,12 +24,12 @@ inline py::list to_python(std::vector<at::Tensor> tensors) {
   return list;
 }
 
-// The value of a torch.dtype.
+// Returns the value of a torch.dtype.
 inline at::ScalarType to_dtype(py::handle dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-// The value of a torch.dtype or None. `op` names the caller in the TypeError of anything else.
+// Returns the value of a torch.dtype or None. Raises TypeError naming `op`, the caller, for other objects.
 inline std::optional<at::ScalarType> to_optional_dtype(py::handle dtype, const char* op) {
   if (dtype.is_none()) {
     return std::nullopt;

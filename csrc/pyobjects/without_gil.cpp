@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<std::thread::id> exiting_thread;
 
-// Returns true if a thread of Python that calls this gets the GIL no more.
+// Returns true if a Python thread that calls this cannot get the GIL anymore.
 bool is_cut_off() {
   return (Py_IsFinalizing() != 0 || Py_IsInitialized() == 0) &&
          exiting_thread.load() != std::this_thread::get_id();
@@ -34,7 +34,7 @@ void WithoutGil::restore() const noexcept {
   }
   try {
     PyEval_RestoreThread(state_);
-  } catch (...) {  // the unwinding: leaving this block would go on with it, or terminate
+  } catch (...) {  // the unwinding: leaving this block would continue it, or terminate
     sleep_until_process_ends();
   }
 }

@@ -20,7 +20,7 @@
 namespace funcol::python {
 namespace {
 
-// Adds a number's sign in place of its value.
+// Adds a number's sign instead of its value.
 void add_sign(WordKey& key, const Argument& argument) {
   if (argument.is_tensor() || std::holds_alternative<bool>(argument.value)) {
     return add_number(key, argument);
@@ -29,8 +29,8 @@ void add_sign(WordKey& key, const Argument& argument) {
   std::isfinite(number) ? key.add((number > 0 ? 1 : 0) | (number < 0 ? 2 : 0)) : add_number(key, argument);
 }
 
-// The kind of a factor decides the dtype of the result, its sign whether an order is kept, and sums of parts
-// keep no factors that are not finite.
+// Returns true for a factor: its kind decides the dtype of the result, its sign whether an order is kept.
+// Partial sums do not commute with factors that are not finite.
 bool is_factor(std::string_view argument) {
   constexpr std::array<std::string_view, 5> kFactors = {"other", "scalar", "scalars", "alpha", "beta"};
   return std::ranges::find(kFactors, argument) != kFactors.end();
@@ -68,8 +68,8 @@ std::vector<size_t> first_alike(const std::vector<Part>& parts) {
   return like;
 }
 
-// All placements of a decision with this mask are one object: an input's placement fills its buffer, an
-// output's applies it.
+// Makes the one object for all placements of a decision with this mask: an input's placement fills its
+// buffer, an output's applies it.
 py::object to_python_mask(const IndexMask& mask) {
   const auto shape = imported<"torch", "Size">()(py::cast(mask.shape));
   return imported<kPlacementTypes, "_MaskPartial">()(py::arg("offset_shape") = shape,
@@ -98,7 +98,7 @@ py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle 
   });
 }
 
-// A copy of an input's spec if the output's is equal, as it mostly is.
+// Returns an output's spec: a copy of an input's if they are equal, as they mostly are.
 py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
                        const MaskObjects& masks) {
   for (size_t i = 0; i < part.tensors.size(); ++i) {
@@ -136,7 +136,7 @@ py::tuple decided_specs(const PythonSchema& schema, const Part& part, const Outp
 
 namespace {
 
-// The same decision for another element of the operator's lists: with its own specs of outputs.
+// Returns the same decision for another element of the operator's lists, with its own specs of outputs.
 py::tuple with_own_outputs(const py::tuple& decided) {
   py::list outputs;
   for (const auto& output : decided[0]) {

@@ -17,18 +17,18 @@
 
 namespace funcol::python {
 
-// Why PyTorch's propagator has to decide, such as "rule".
+// The reason why PyTorch's propagator has to decide, such as "rule".
 using Reason = std::string;
 
 constexpr const char* kRefused = "refused";
 
-// Returns all that the decisions of a call depend on. `has_rule`: a rule in C++ decides. Such rules ask only
-// for the kind and sign of factors, and a program may change factors in every step, so that the key leaves
-// out their values.
+// Returns all that the decisions of a call depend on. `has_rule`: a rule in C++ decides. Such rules read only
+// the kind and sign of factors, and a program may change factors in every step, so the key leaves out their
+// values.
 WordKey decision_key(const PythonSchema& schema, bool has_rule);
 
-// (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks` are those of rows
-// from Python; the masks that the decision itself introduces are made here.
+// Returns (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks` are those of
+// rows from Python; makes the masks that the decision itself introduces.
 py::tuple decided_specs(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
                         MaskObjects masks);
 
@@ -47,10 +47,10 @@ struct CallDecision {
 // The decisions of a call's parts. Equal parts, as most elements of an optimizer's lists are, share one.
 class CallDecisions {
  public:
-  // Raises what parts_of() raises. `schema` outlives this.
+  // Raises what parts_of() raises. `schema` must outlive this.
   explicit CallDecisions(const PythonSchema& schema) : schema_(schema), parts_(parts_of(schema)) {}
 
-  // Decides a part; `index` is that of an element of the lists, or None for the whole call.
+  // A function that decides a part; `index` is that of an element of the lists, or None for the full call.
   using Decide = std::function<std::variant<PartDecision, Reason>(Part& part, const py::object& index)>;
   // Decides all parts. Returns the first reason not to.
   std::optional<Reason> decide(const Decide& decide_part);

@@ -14,7 +14,7 @@
 namespace funcol::python {
 namespace {
 
-// Reads the layouts of specs, all of one tensor.
+// A reader of the layouts of specs, all of one tensor.
 class SpecsOfATensor {
  public:
   std::vector<Layout> read(const py::sequence& specs) {
@@ -31,7 +31,7 @@ class SpecsOfATensor {
   bool empty() const { return !mesh_; }
 
  private:
-  // Compares Python's objects, which are mostly the same.
+  // Returns true for a spec of the tensor and mesh read first. Compares Python objects, mostly identical.
   bool is_known_tensor(py::handle spec) const {
     if (!mesh_ || !is_spec(spec) || !attribute<"mesh">(spec).is(mesh_)) {
       return false;

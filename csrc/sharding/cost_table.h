@@ -10,8 +10,9 @@
 
 namespace funcol::python {
 
-// The cost of a redistribution from each source to each target, in the model's unit. ValueError unless the
-// specs are of one tensor on one mesh. `model`: none for the mesh's default model. Needs the GIL.
+// Returns the cost of a redistribution from each source to each target, in the model's unit. Raises
+// ValueError unless the specs are of one tensor on one mesh. `model`: none for the mesh's default model.
+// Needs the GIL.
 std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sources,
                                                          const py::sequence& targets,
                                                          const std::optional<CostModel>& model);

@@ -22,8 +22,8 @@ std::optional<size_t> place_of(std::string_view name, const Operator& op) {
   return std::nullopt;
 }
 
-// The layout of a DTensorSpec for a tensor of `num_dims` dims, with Replicate in the place of partials of any
-// kind: they do not change local sizes.
+// Returns the layout of a DTensorSpec for a tensor of `num_dims` dims, with Replicate instead of partials of
+// any kind: they do not change local sizes.
 Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
   std::vector<Placement> placements;
   for (const auto& placement : spec.attr("placements")) {
@@ -34,7 +34,7 @@ Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
                      static_cast<int64_t>(num_dims));
 }
 
-// This rank's coordinate; outside the mesh, that of the first rank.
+// Returns this rank's coordinate; outside the mesh, that of the first rank.
 Coordinate coordinate_on(py::handle spec, const Mesh& mesh) {
   const py::object known = spec.attr("mesh").attr("get_coordinate")();
   return known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();

@@ -21,19 +21,19 @@ struct LocalSizePlaces {
   bool squeezed_dims = false;
 };
 
-// The positions for an OpOverload; nothing if it has no such arguments. Overloads of an operator may differ:
-// view_copy.dtype has no size.
+// Returns the positions for an OpOverload; nullopt if it has no such arguments. Overloads of an operator may
+// differ: view_copy.dtype has no size.
 std::optional<LocalSizePlaces> local_size_places(py::handle op_overload);
 
-// The shape of this rank's part of a tensor of `shape` under a DTensorSpec; outside the mesh, of the first
-// rank's part.
+// Returns the shape of this rank's part of a tensor of `shape` under a DTensorSpec; outside the mesh, of the
+// first rank's part.
 py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape);
 
-// This rank's cuts of a tensor under a DTensorSpec, whose sizes may be symbols, as torch.ops.funcol.draw
-// takes them: four numbers each. Outside the mesh, those of the first rank.
+// Returns this rank's cuts of a tensor under a DTensorSpec, whose sizes may be symbols, as
+// torch.ops.funcol.draw takes them: four numbers each. Outside the mesh, returns those of the first rank.
 std::vector<int64_t> shard_cuts(py::handle spec, int64_t num_dims);
 
-// The axes that cut a dim unevenly.
+// Returns the axes that cut a dim unevenly.
 std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape);
 
 }  // namespace funcol::python

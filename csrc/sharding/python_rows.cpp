@@ -13,8 +13,8 @@
 namespace funcol::python {
 namespace {
 
-// An average over ranks is that of the whole tensor only if all ranks hold equally much, which rules in
-// Python do not check.
+// Returns true if the inputs of averages over ranks are cut evenly: only then is such an average that of the
+// full tensor. Rules in Python do not check this.
 bool averages_are_even(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
     const bool averages = std::ranges::any_of(composition.outputs, [&](const auto& output) {

@@ -22,7 +22,7 @@ class MaskObjects {
 
   bool empty() const { return objects_.empty(); }
 
-  // Null if the mask is not known.
+  // Returns the placement of a mask; null if the mask is not known.
   py::object find(uint64_t mask) const {
     const auto found =
         std::ranges::find_if(objects_, [mask](const auto& entry) { return entry.first == mask; });
@@ -39,9 +39,9 @@ class MaskObjects {
 std::optional<Row> read_row(const py::sequence& cells, size_t num_outputs, Placement (*read)(py::handle),
                             MaskObjects& masks);
 
-// The rows that `rows_of(op_schema)` returns: lists of placements on one mesh axis, outputs first, then
-// inputs. Nothing if it returns None. Adds their masks to `masks`. NotImplementedError for placements with
-// rules of their own, ValueError for rows of another length.
+// Returns the rows that `rows_of(op_schema)` returns: lists of placements on one mesh axis, outputs first,
+// then inputs; nullopt if it returns None. Adds their masks to `masks`. Raises NotImplementedError for
+// placements with rules of their own, ValueError for rows of another length.
 std::optional<Rows> python_rows(py::handle op_schema, const OpSchema& schema, py::handle rows_of,
                                 MaskObjects& masks);
 

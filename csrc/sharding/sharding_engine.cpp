@@ -20,7 +20,8 @@ namespace {
 
 std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
 
-// Returns the rows of a rule in C++. The outputs are filled in; adds the tensors that are written to.
+// Returns the rows of a rule in C++. Requires outputs that are filled in; adds the tensors that are written
+// to.
 Rows rows_by(const Rule& rule, OpSchema& schema) {
   add_written_outputs(schema);
   return rule(schema.call);
@@ -63,7 +64,7 @@ bool knows_layout(const Layout& layout) {
   });
 }
 
-// Counts by reason, by OpOverload, all of which outlive the counts.
+// Returns the counts by reason, by OpOverload. The overloads outlive the counts.
 std::unordered_map<PyObject*, std::map<std::string, size_t>>& counts() {
   static std::unordered_map<PyObject*, std::map<std::string, size_t>> counts;
   return counts;
@@ -176,8 +177,8 @@ std::variant<PartDecision, Reason> ShardingEngine::decide_by(const Rule& rule, P
   }
 }
 
-// Follows PyTorch's rule for a part. If C++ has a rule, too, C++ chooses where PyTorch raises an error, and
-// where its choice is not allowed by that rule.
+// Follows PyTorch's rule for a part. If C++ has a rule, too, C++ decides if PyTorch raises an error, and if
+// that rule does not allow PyTorch's choice.
 std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& rule,
                                                           const PythonSchema& schema, Part& part,
                                                           bool has_rule) const {

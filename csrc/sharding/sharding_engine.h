@@ -25,8 +25,8 @@ namespace funcol::python {
 // The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
 constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
 
-// Gives PyTorch's rule, as UpstreamRules::rule_of() asks for it, for an element of the lists or for the whole
-// call (None).
+// A function that returns PyTorch's rule, for UpstreamRules::rule_of(), of an element of the lists or of the
+// full call (None).
 using AskForRule = std::function<py::object(const py::object& index)>;
 
 class ShardingEngine {
@@ -41,47 +41,48 @@ class ShardingEngine {
   // whether the caller redistributes keyword tensors, too.
   ShardingEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
 
-  // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
-  // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there
-  // are no rows, or if C++ has no values for the schema or for an output.
+  // Returns the decision for a call. `rows_of(op_schema)` returns rows, or None, for an operator without a
+  // rule in C++. `assemble(op_schema, elements)` makes the remembered object of the decisions.
+  // `whole(op_schema, remember)` decides if there are no rows, or if C++ does not support the schema or an
+  // output.
   py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
                        bool remember);
 
-  // PyTorch's own decision by `rules`, which ask rule_of(op_schema, index) for the rule of an element of the
-  // lists, or of the whole call (None). `otherwise(op_schema, reason)` decides where C++ has no values for
-  // the schema or an output, and where PyTorch would raise an error. If C++ has a rule, PyTorch's decision is
-  // followed only if that rule allows it; else C++ decides by it.
+  // Returns PyTorch's own decision by `rules`, which query rule_of(op_schema, index) for the rule of an
+  // element of the lists, or of the full call (None). `otherwise(op_schema, reason)` decides if C++ does not
+  // support the schema or an output, and if PyTorch would raise an error. If C++ has a rule, PyTorch's
+  // decision is followed only if that rule allows it; else C++ decides by it.
   py::object propagate_as_pytorch(py::handle op_schema, UpstreamRules& rules, py::handle rule_of,
                                   py::handle otherwise, py::handle assemble, bool remember);
 
-  // The same decision as values, not remembered. Returns nullopt where `otherwise` would decide, and for a
-  // decision that makes masks.
+  // Returns the same decision as values, and does not remember it. Returns nullopt if `otherwise` would
+  // decide, and for a decision that makes masks.
   std::optional<CallDecision> decide_call(py::handle op, const PythonSchema& schema, UpstreamRules& rules,
                                           const AskForRule& ask) const;
 
-  // All legal decisions, a list for each element of the operator's lists; None if there are no rows.
+  // Returns all legal decisions, a list for each element of the operator's lists; None if there are no rows.
   py::object strategies(py::handle op_schema, py::handle rows_of);
 
-  // The least time, in seconds, of `count` decisions in C++ alone, each from empty caches.
+  // Returns the least time, in seconds, of `count` decisions in C++ alone, each from empty caches.
   double time_decision(py::handle op_schema, size_t count);
 
-  // Makes the rule in C++ of this operator serve no longer.
+  // Disables the C++ rule of this operator.
   void leave(const std::string& op);
 
   void clear();
-  // (hits, misses, capacity, number of decisions)
+  // Returns (hits, misses, capacity, number of decisions).
   py::tuple info() const;
 
  private:
   bool serves(const Operator& op) const;
 
-  // Returns the decision of decide(), made once for all equal calls; each time without `remember`.
+  // Returns the decision of decide(), made once for all equal calls, or each time without `remember`.
   py::object remembered(const PythonSchema& schema, bool has_rule, bool remember,
                         const std::function<py::object()>& decide);
   // Decides a call by `rules`. Returns the reason if PyTorch has to decide.
   std::variant<CallDecisions, Reason> decide_as_pytorch(py::handle op, const PythonSchema& schema,
                                                         UpstreamRules& rules, const AskForRule& ask) const;
-  // Decides by a rule in C++ where PyTorch raises an error. Returns kRefused if there is no decision.
+  // Decides by a rule in C++ if PyTorch raises an error. Returns kRefused if there is no decision.
   std::variant<PartDecision, Reason> decide_by(const Rule& rule, Part& part) const;
   std::variant<PartDecision, Reason> follow(const UpstreamRule& rule, const PythonSchema& schema, Part& part,
                                             bool has_rule) const;
@@ -95,7 +96,7 @@ class ShardingEngine {
   std::unordered_set<std::string> left_;
 };
 
-// How many sharding decisions C++ made ("C++"), and why others were left to PyTorch.
+// Counts a sharding decision by its reason: "C++" if C++ made it, otherwise why it was left to PyTorch.
 void count_decision(py::handle op_overload, const std::string& reason);
 
 // Returns {operator: {reason: count}} since the last forget_decision_counts().

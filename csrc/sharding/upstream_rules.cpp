@@ -73,11 +73,11 @@ bool counts_sizes(std::string_view op) {
   return std::ranges::find(kOps, op) != kOps.end();
 }
 
-// Writes down what a rule may depend on.
+// The writer of a rule's key: of all that the rule may depend on.
 class RuleWords {
  public:
-  // `with_sizes`: the sizes of tensors; else which of them are 0, 1 or equal, and where they stand among the
-  // integers of the call.
+  // Writes the sizes of tensors if `with_sizes`; else which of them are 0, 1 or equal, and where they stand
+  // among the integers of the call.
   RuleWords(const PythonSchema& schema, const Part& part, bool with_sizes)
       : schema_(schema), call_(part.schema.call), with_sizes_(with_sizes) {}
 
@@ -150,7 +150,7 @@ class RuleWords {
   const OpCall& call_;
   bool with_sizes_;
   std::vector<uint64_t> integers_;  // of the call, without their signs, in order
-  std::vector<uint64_t> sizes_;     // above 1, as they came
+  std::vector<uint64_t> sizes_;     // above 1, in order of appearance
   WordKey key_;
 };
 
@@ -231,7 +231,7 @@ bool UpstreamRules::is_in_cpp(py::handle op_overload) const {
   };
   const auto& op = to_operator(op_overload);
   return find_rule(op.name) != nullptr &&
-         !op.handle.hasTag(at::Tag::inplace_view) &&  // which makes the tensor another one
+         !op.handle.hasTag(at::Tag::inplace_view) &&  // which changes its tensor's geometry
          is_own.operator()<"op_to_rules">() && is_own.operator()<"op_strategy_funcs">() &&
          is_own.operator()<"op_single_dim_strategy_funcs">();
 }
@@ -265,7 +265,7 @@ UpstreamRule UpstreamRules::rule_of(py::handle op_overload, const PythonSchema& 
   const auto held = py::reinterpret_borrow<py::object>(info);
   auto found = read_rule(ask());
   const auto* const rule = std::get_if<std::shared_ptr<const AxisRule>>(&found.rule);
-  // A filter is of one call, and each call has masks of its own.
+  // A filter belongs to one call, and each call has masks of its own.
   if (rule != nullptr && !(*rule)->accepts && (*rule)->masks.empty()) {
     known_.put(std::move(key), {*rule, held});
   }
@@ -289,7 +289,7 @@ class PyTorchPart {
 
   UpstreamQuestion& question() { return question_; }
 
-  // The part's tensors in the order of the operands; nothing for an out= tensor.
+  // Returns the part's tensors in the order of the operands; nullopt for an out= tensor.
   const std::vector<std::optional<size_t>>& numbers() const { return numbers_; }
 
  private:
@@ -331,7 +331,7 @@ class PyTorchPart {
     numbers_.emplace_back(number);
   }
 
-  // Strided shards in rows stand for what those of the first tensor with strided shards stand for.
+  // Adds an operand. Strided shards in rows mean what those of the first tensor that has any mean.
   void add_operand(UpstreamOperand operand) {
     if (has_strided_shards(operand.source) && !has_strided_) {
       has_strided_ = true;
@@ -352,7 +352,7 @@ Layout in_mesh_order(std::vector<Placement> placements) {
   return {std::move(placements), std::move(order)};
 }
 
-// The decision with these rows on the mesh axes. Keyword tensors stay where they are, as in PyTorch.
+// Returns the decision with these rows on the mesh axes. Keyword tensors stay where they are, as in PyTorch.
 OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
                            const std::vector<std::optional<size_t>>& numbers, const std::vector<Row>& rows,
                            const std::vector<double>& costs) {
@@ -402,7 +402,7 @@ bool take_rule(const UpstreamRule& given, const AxisRule& rule, const Part& part
   return rule.num_inputs == question.operands.size();
 }
 
-// A decision by the rule of the whole mesh, which gives one way.
+// Decides by the rule of the whole mesh, which has one way.
 std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed, const OnlyWay& way) {
   auto& question = as_listed.question();
   if (way.inputs.size() != question.operands.size() || part.schema.call.outputs.size() != 1) {

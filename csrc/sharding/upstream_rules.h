@@ -1,7 +1,7 @@
 // PyTorch's sharding rules of calls, read from Python, and its choice by such a rule.
 //
-// A rule of one mesh axis is asked of Python once and remembered as rows. The key leaves out what rules do
-// not depend on: placements, meshes and, for the rules that come with PyTorch, the sizes of tensors apart
+// A rule of one mesh axis is queried from Python once and remembered as rows. The key leaves out what rules
+// do not depend on: placements, meshes and, for the rules that come with PyTorch, the sizes of tensors apart
 // from which are 0, 1 or equal, and how they compare with the integers of the call.
 //
 // Everything here needs the GIL.
@@ -49,14 +49,14 @@ struct UpstreamRule {
   std::vector<int64_t> split_factors = {};
 };
 
-// Fills in the outputs of a call, unless they are there. Returns false if they are not known: the operator
+// Fills in the outputs of a call, unless they are known. Returns false if they cannot be found: the operator
 // depends on data, or raises an error.
 bool fill_outputs(OpCall& call);
 
 class UpstreamRules {
  public:
-  // `base` is PyTorch's propagator. `own` are, for each of its tables of rules by attribute, the rules that
-  // come with PyTorch, by operator. `replaced` has operators that these rules do not decide.
+  // Reads rules from `base`, PyTorch's propagator. `own` has, for each of its tables of rules by attribute,
+  // the rules that come with PyTorch, by operator. `replaced` has operators that these rules do not decide.
   UpstreamRules(py::object base, py::dict own, py::dict replaced)
       : base_(std::move(base)), own_(std::move(own)), replaced_(std::move(replaced)) {}
 
@@ -65,8 +65,8 @@ class UpstreamRules {
   // Returns true if C++ has a rule, and the program has not replaced PyTorch's.
   bool is_in_cpp(py::handle op_overload) const;
 
-  // The rule for a part of a call. ask() gives an AxisRule or a WholeRule of
-  // funcol.installation.pytorch_rules, or the reason for which C++ cannot compose the rule.
+  // Returns the rule for a part of a call. ask() returns an AxisRule or a WholeRule of
+  // funcol.installation.pytorch_rules, or the reason why C++ cannot compose the rule.
   UpstreamRule rule_of(py::handle op_overload, const PythonSchema& schema, Part& part,
                        const std::function<py::object()>& ask);
 
@@ -80,7 +80,7 @@ class UpstreamRules {
     size_t heap_bytes() const;
   };
 
-  // The entry of an operator in a table of the propagator; null if there is none.
+  // Returns the entry of an operator in a table of the propagator; null if there is none.
   template <AttributeName name>
   PyObject* entry(py::handle op_overload) const;
   template <AttributeName name>
@@ -92,9 +92,9 @@ class UpstreamRules {
   Cache<WordKey, Remembered> known_{find_table("rules")};
 };
 
-// The composition that PyTorch chooses for a part of a call whose outputs are known; the reason if PyTorch
-// has to decide. `rule` is a rule, and no reason. Keyword tensors keep their layouts. Throws what PyTorch's
-// filter raises.
+// Returns the composition that PyTorch chooses for a part of a call whose outputs are known; the reason if
+// PyTorch has to decide. `rule` must not be a reason. Keyword tensors keep their layouts. Throws what
+// PyTorch's filter raises.
 std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
                                                      const UpstreamRule& rule);
 

@@ -1,8 +1,8 @@
 """PyTorch's functional layer of distributed in C++: collectives that return tensors which wait by themselves.
 
-``import funcol`` in place of ``import torch.distributed._functional_collectives as funcol``.
+``import funcol`` replaces ``import torch.distributed._functional_collectives as funcol``.
 
-Type checkers read ``__init__.pyi``, which has the names of ``__all__`` and no other.
+Type checkers read ``__init__.pyi``, which has the names of ``__all__`` and no others.
 """
 
 import importlib
@@ -100,7 +100,7 @@ del _module
 sys.modules[f"{__name__}.dropin"] = sys.modules[f"{__name__}.installation"]  # its name up to 0.2
 
 
-# DTensor takes ten times as long to import as all of this.
+# Names that need DTensor, which takes ten times as long to import as the rest.
 _NEED_DTENSOR = {
     "WeightSync": "weights",
     "full_optimizer_state_dict": "weights",
@@ -113,7 +113,7 @@ _NEED_DTENSOR = {
     "show": "redistribution",
 }
 
-# Names that were here up to 0.2, and the packages that have them.
+# Names that this package had up to 0.2, and the packages that have them now.
 _MOVED = {
     "AlphaBeta": "redistribution",
     "AxisCost": "redistribution",

@@ -12,15 +12,14 @@ from .commands import calibrate, check, info, plan, run, trace
 from .redistribution.texts import one_line
 
 _WRONG = 2  # the exit status after an error
-_NOT_READ = 1  # and after the reader of the output has closed it
+_NOT_READ = 1  # the exit status after the reader of the output has closed it
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command that ``arguments`` name; those of the process if there are none.
+    """Runs the command that ``arguments``, by default those of the process, name.
 
     An error of a command, but not one of a program that it runs, ends the process with one line on standard
-    error. There is no line if the reader of the standard
-    output has closed it, as ``head`` does.
+    error. No line is written if the reader of the standard output has closed it, as ``head`` does.
     """
     parser = _Parser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -58,7 +57,7 @@ def _flush_output() -> None:
 
 
 def _end_output() -> None:
-    """Flushes the output, or drops what cannot be written, which the interpreter would report at its end."""
+    """Flushes the output, or drops what cannot be written: the interpreter would report it at its end."""
     try:
         _flush_output()
     except OSError:

@@ -1,4 +1,4 @@
-"""Counts work that takes seconds on a terminal: how much is done, how much is left, for how long yet."""
+"""A counter on a terminal for work that takes seconds: how much is done and left, and the time left."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_PER_SECOND = 10
 class Progress:
     """A line on standard error that says how many of ``total`` pieces are done, and what comes next.
 
-    Shown while the context is open, on a terminal alone; with ``is_on=False`` not there either, for all ranks
-    but one. Without ``total`` it counts, with no bar. No thread draws it: the line changes in :meth:`show`
-    and :meth:`advance`, ten times a second at most. Its last state stays on the terminal::
+    The line is shown while the context is open, only on a terminal, and not if ``is_on`` is false, as on all
+    ranks but one. Without ``total`` it has a count and no bar. No thread draws it: the line changes in
+    :meth:`show` and :meth:`advance`, ten times a second at most. Its last state stays on the terminal::
 
         with Progress("calibrate", total=12) as progress:
             for kind in kinds:
@@ -55,12 +55,12 @@ class Progress:
         return self._line is not None
 
     def show(self, text: str) -> None:
-        """Says what is being done."""
+        """Sets the text that says what is being done."""
         self._text = text
         self._draw_at_times()
 
     def advance(self, num_pieces: int = 1) -> None:
-        """Counts pieces that are done."""
+        """Adds to the number of pieces that are done."""
         self._num_done += num_pieces
         self._draw_at_times()
 

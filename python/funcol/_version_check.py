@@ -6,7 +6,7 @@ from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-# In a wheel for several minors, the libraries for PyTorch 2.15 lie in the package's folder torch_2_15.
+# In a wheel for several PyTorch releases, the libraries for 2.15 lie in the package's folder torch_2_15.
 _FOLDER = "torch_"
 
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps <path to funcol's source>"
@@ -19,8 +19,8 @@ def _minor(version: str) -> str:
 def add_libraries(package_path: MutableSequence[str], running: str) -> None:
     """Adds the folder with the libraries for the running PyTorch to a package's ``__path__``.
 
-    Changes nothing where the libraries lie in the package itself: it was built for one PyTorch. Raises
-    ``ImportError`` where the package has folders for other minors alone.
+    Changes nothing if the libraries lie in the package itself: it was built for one PyTorch. Raises
+    ``ImportError`` if the package has folders only for other PyTorch releases.
     """
     minors = _minors_of(package_path[0])
     if not minors:
@@ -34,15 +34,16 @@ def add_libraries(package_path: MutableSequence[str], running: str) -> None:
 
 
 def _minors_of(package: str) -> list[str]:
-    """The minors that the package has folders for, ascending."""
+    """Returns the PyTorch releases that the package has folders for, ascending."""
     names = (path.name.removeprefix(_FOLDER) for path in Path(package).glob(f"{_FOLDER}*"))
     return [".".join(map(str, numbers)) for numbers in sorted([*map(int, name.split("_"))] for name in names)]
 
 
 def refuse_build(package_path: Sequence[str], built_for: str, running: str, error: ImportError) -> NoReturn:
-    """Raises ``ImportError`` for libraries that do not load although the minor is right: ``error`` says why.
+    """Raises ``ImportError`` for libraries that do not load although the minor version is right: ``error``
+    says why.
 
-    Builds of one PyTorch minor differ where they were made of other sources or with other options.
+    Builds of one version differ if they were made from other sources or with other options.
     """
     minors = _minors_of(package_path[0])
     has = f"libraries for PyTorch {', '.join(minors)}" if minors else f"libraries for PyTorch {built_for}"
@@ -54,9 +55,9 @@ def refuse_build(package_path: Sequence[str], built_for: str, running: str, erro
 
 
 def check_torch(built_for: str, running: str, has_distributed: bool) -> None:
-    """Raises ``ImportError`` unless the running PyTorch is of the minor built for and has distributed.
+    """Raises ``ImportError`` unless the running PyTorch has the minor version built for, and has distributed.
 
-    C++ classes of PyTorch change from minor to minor, so that a library built for another one would crash.
+    C++ classes of PyTorch change with the minor version, so that a library built for another one would crash.
     """
     if _minor(built_for) != _minor(running):
         raise ImportError(

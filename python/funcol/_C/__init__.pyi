@@ -1,4 +1,4 @@
-"""The C++ side: one stub a room of it."""
+"""The C++ side: one stub for each part of it."""
 
 from .async_tensors import *
 from .callbacks import *

@@ -1,4 +1,4 @@
-"""Functions of Python that C++ calls."""
+"""Python functions that C++ calls."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,9 +14,9 @@ from .planner import AlphaBeta, StepCounts
 
 @overload
 def hand_over(name: Literal["make_spec"], function: Callable[..., DTensorSpec]) -> None:
-    """Gives C++ a function of Python that it calls, under one of these names.
+    """Registers a Python function that C++ calls, under one of these names.
 
-    ``make_spec(mesh, placements, order, shape, stride, dtype, strided_as_order)``: a spec of its parts.
+    ``make_spec(mesh, placements, order, shape, stride, dtype, strided_as_order)`` makes a spec of its parts.
     """
 
 @overload
@@ -24,60 +24,66 @@ def hand_over(
     name: Literal["mesh_axes"],
     function: Callable[[DeviceMesh], tuple[list[int], list[str], list[int], int]],
 ) -> None:
-    """(mesh): sizes and names of its axes, the sets of axes that have a group, devices a host."""
+    """Registers ``mesh_axes(mesh)``, which returns the sizes and names of the mesh's axes, the sets of axes
+    that have a group, and the number of devices per host."""
 
 @overload
 def hand_over(
     name: Literal["redistribution_target"],
     function: Callable[[DTensorSpec, DeviceMesh, tuple[Placement, ...], Any, Any], DTensorSpec],
 ) -> None:
-    """(source, mesh, placements, shard order or None, dtype or None): where a tensor of ``source`` gets."""
+    """Registers ``redistribution_target(source, mesh, placements, shard order or None, dtype or None)``: the
+    spec that a tensor of ``source`` gets."""
 
 @overload
 def hand_over(
     name: Literal["axis_group"], function: Callable[[DeviceMesh, int], tuple[str, list[int]]]
 ) -> None:
-    """(mesh, set of axes): name of the group along them, and the places of its ranks."""
+    """Registers ``axis_group(mesh, set of axes)``, which returns the name of the group along the axes, and
+    the places of its ranks."""
 
 @overload
 def hand_over(
     name: Literal["mesh_pair"],
     function: Callable[[DeviceMesh, DeviceMesh], tuple[list[int], list[int], int, str | None, list[int]]],
 ) -> None:
-    """(mesh, other mesh): ranks of both, this rank, name and ranks of a group of all of them."""
+    """Registers ``mesh_pair(mesh, other mesh)``, which returns the ranks of each mesh, this rank, and the
+    name and ranks of a group that contains all of them."""
 
 @overload
 def hand_over(
     name: Literal["ranks_of_mesh"], function: Callable[[DeviceMesh], tuple[str, list[int]]]
 ) -> None:
-    """(mesh): name of the default group, and the mesh's ranks in it; the last axis counts first."""
+    """Registers ``ranks_of_mesh(mesh)``, which returns the name of the default group, and the mesh's ranks in
+    it, along the last axis first."""
 
 @overload
 def hand_over(
     name: Literal["note_redistribution"],
     function: Callable[[Tensor, Any, Any, str, bool], AbstractContextManager[object]],
 ) -> None:
-    """(local, source placements, target placements, trace, is_explicit)"""
+    """Registers ``note_redistribution(local, source placements, target placements, trace, is_explicit)``."""
 
 @overload
 def hand_over(
     name: Literal["apply_mask", "fill_mask"], function: Callable[[Any, Tensor, DeviceMesh, int], Tensor]
 ) -> None:
-    """(mask partial, local, mesh, axis): what the partial makes of a local tensor."""
+    """Registers ``apply_mask(mask partial, local, mesh, axis)`` or ``fill_mask``, which takes the same: both
+    return what the partial makes of the local tensor."""
 
 @overload
 def hand_over(
     name: Literal["gradient_of_to_local"],
     function: Callable[[Tensor, DTensorSpec, tuple[Placement, ...] | None], DTensor],
 ) -> None:
-    """(gradient, spec of the input, placements of its gradient)"""
+    """Registers ``gradient_of_to_local(gradient, spec of the input, placements of its gradient)``."""
 
 @overload
 def hand_over(
     name: Literal["gradient_of_from_local"],
     function: Callable[[DTensor, tuple[Placement, ...]], Tensor],
 ) -> None:
-    """(gradient, placements of it)"""
+    """Registers ``gradient_of_from_local(gradient, placements of the gradient)``."""
 
 @overload
 def hand_over(
@@ -95,4 +101,5 @@ def hand_over(
         DTensor,
     ],
 ) -> None:
-    """(gradient, spec of the input, dtypes that are sent and returned, async_op, model, max_bytes)"""
+    """Registers ``gradient_of_redistribute(gradient, spec of the input, sent dtype, returned dtype, async_op,
+    model, max_bytes)``."""

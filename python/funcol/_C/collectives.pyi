@@ -59,10 +59,10 @@ def change_local_type(
     gradient_after: Any,
     /,
 ) -> Any:
-    """See csrc/ops/spmd_types.h; the types are numbered as there."""
+    """Changes the local type of ``input``: csrc/ops/spmd_types.h describes and numbers the types."""
 
 def set_type_checker(*fields: Any) -> None:
-    """See csrc/pyobjects/checked_types.h for the fields; none end it."""
+    """Sets the type checker's fields, see csrc/pyobjects/checked_types.h; without fields, removes it."""
 
 def check_types(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, /) -> Any: ...
 def assert_type(own: Any, tensor: Any, types: Any, options: Any, /) -> Any: ...

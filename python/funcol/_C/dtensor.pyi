@@ -11,7 +11,7 @@ from torch.distributed.tensor import Placement
 from .planner import AlphaBeta, StepCounts
 from .propagation import ShardingEngine, UpstreamRules
 
-# NotImplemented for what PyTorch's own function has to do.
+# These return NotImplemented for calls that PyTorch's own function has to run.
 def dtensor_to_local(dtensor: Any, grad_placements: Any, /) -> Any: ...
 def dtensor_from_local(
     local: Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any, /
@@ -54,10 +54,10 @@ def operator_counts() -> dict[str, dict[str, int]]: ...
 def forget_operator_counts() -> None: ...
 def forget_call_plans() -> None: ...
 def table_sizes() -> dict[str, int]:
-    """The number of entries of each table about DTensors that lives as long as the process."""
+    """Returns the number of entries of each table about DTensors that lives as long as the process."""
 
 def table_bytes() -> dict[str, int]:
-    """The bytes that each table takes, as an estimate."""
+    """Returns an estimate of the bytes that each table takes."""
 
 def table_limits() -> dict[str, int]: ...
 def set_table_limit(name: str, bytes: int, /) -> None: ...
@@ -85,7 +85,7 @@ def redistribute_local_tensors(
     is_explicit: bool,
     /,
 ) -> Any:
-    """``model`` is a pair of models between meshes."""
+    """Redistributes the local tensors. Between meshes, ``model`` is a pair of models."""
 
 def redistribute_many(
     dtensors: list[Any],
@@ -97,8 +97,9 @@ def redistribute_many(
     max_bytes: int | None,
     /,
 ) -> Any:
-    """``device_mesh``: another mesh; ``None``: that of the tensors. ``NotImplemented``, with nothing done,
-    for masks and symbolic sizes; ``None`` if a gradient is to be recorded or something observes operators."""
+    """Redistributes DTensors to ``device_mesh``, or on their own mesh if it is ``None``. Returns
+    ``NotImplemented``, with nothing done, for masks and symbolic sizes; ``None`` if a gradient is to be
+    recorded or something observes operators."""
 
 def clear_tables() -> None: ...
 
@@ -108,22 +109,22 @@ NO_RANK: int
 """The holders of a whole tensor that every rank gets, or none."""
 
 class FullTensorBucket:
-    """DTensors of any meshes whose wholes every rank gets, or one rank: moved together, taken one by one."""
+    """DTensors on any meshes whose full tensors all ranks get, or one: moved together, taken one by one."""
 
     def __init__(self) -> None: ...
     def add(self, dtensor: Any, holder: int, dtype: torch.dtype | None, most: int) -> int:
-        """``holder``: the number of a rank in the mesh, the last axis first, ``EVERY_RANK`` or ``NO_RANK``.
-        Returns the bytes that the bucket holds for the tensor, or -1, with nothing done, if they are more
-        than ``most``."""
+        """Adds ``dtensor`` for ``holder``: the number of a rank in the mesh, the last axis first,
+        ``EVERY_RANK`` or ``NO_RANK``. Returns the bytes that the bucket holds for the tensor, or -1, with
+        nothing done, if they are more than ``most``."""
 
     def start(self) -> None: ...
     def take(self) -> Tensor | None:
-        """The next whole; ``None`` on a rank that does not get it."""
+        """Returns the next full tensor; ``None`` on a rank that does not get it."""
 
 def move_to_owners(
     dtensors: list[Any], owners: list[int], async_op: bool, max_bytes: int | None
 ) -> list[Tensor | None]:
-    """The whole of each DTensor if this rank, by its number in the mesh, is its owner."""
+    """Returns the full tensor of each DTensor that this rank, numbered in the mesh, owns, else ``None``."""
 
 def move_from_owners(
     wholes: list[Tensor | None],
@@ -133,4 +134,4 @@ def move_from_owners(
     async_op: bool,
     max_bytes: int | None,
 ) -> list[Any]:
-    """DTensors of ``placements``, by default the specs' own, from wholes on their owners."""
+    """Returns DTensors of ``placements``, by default the specs' own, from full tensors on their owners."""

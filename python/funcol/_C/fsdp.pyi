@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-# NotImplemented where PyTorch's own function has to run.
+# These return NotImplemented where PyTorch's own function has to run.
 def know_fully_shard(
     classes: tuple[type, type],
     states: Any,

@@ -15,13 +15,13 @@ class InFlight:
         """The name of its process group."""
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the results, on this rank."""
+        """The shapes of the results on this rank."""
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the first result; ``None`` if there are none."""
+        """The dtype of the first result; ``None`` if there are none."""
     @property
     def seconds(self) -> float:
-        """Since its start, to some milliseconds."""
+        """The time since its start, to some milliseconds."""
     @property
     def caller(self) -> str | None:
         """``"train.py:41 in step"``, if callers are recorded and Python code started it."""
@@ -34,14 +34,14 @@ def in_flight_text() -> str: ...
 def record_callers(enabled: bool, /) -> None: ...
 def set_library_folders(folders: list[str], /) -> None: ...
 def enter_module(name: str | None, /) -> str | None:
-    """Returns the module before."""
+    """Enters module ``name``, or leaves all modules if it is ``None``. Returns the module before."""
 
 def dump_in_flight_on(signal: int, file_descriptor: int, /) -> None: ...
 def stop_dumping_in_flight_on(signal: int, /) -> bool: ...
 def follow_fork_of_dumps() -> None: ...
 def note_group_ended(group_or_backend: Any, end: str, /) -> None:
-    """``end``: "abort" or "reconfigure"."""
+    """Notes that the group, or the backend's group, ends by ``end``: "abort" or "reconfigure"."""
 
 def note_mesh(device_mesh: Any, /) -> None: ...
 def check_mesh_group(device_mesh: Any, group_name: str, op: str, /) -> None:
-    """``ValueError`` if the group was aborted or reconfigured after the mesh was made."""
+    """Raises ``ValueError`` if the group was aborted or reconfigured after the mesh was made."""

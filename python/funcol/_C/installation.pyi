@@ -15,7 +15,8 @@ def install_pending_instances(cls: type, /) -> None: ...
 def remove_pending_instances() -> None: ...
 def registered_kernels() -> dict[str, list[str]]: ...
 def redistribution_counts() -> tuple[int, int]:
-    """The redistributions that this process has begun, and the bytes that the busiest rank of each sends."""
+    """Returns the number of redistributions that this process has begun, and the sum of the bytes that the
+    busiest rank of each sends."""
 
 def why_no_cuda_kernels() -> str | None:
-    """None where there are CUDA kernels, which the call loads."""
+    """Loads the CUDA kernels. Returns why there are none, or None if they are loaded."""

@@ -23,9 +23,9 @@ class TransferMessage:
     def size(self) -> int: ...
 
 class Transfer:
-    """The messages of a move between meshes; its text has a line a message.
+    """The messages of a move between meshes; its text has one line per message.
 
-    Messages are made when they are read: those of one rank, or those of all, which may be the square of that.
+    Messages are made when they are read: those of one rank, or those of all, whose number may be the square.
     """
 
     @property
@@ -52,7 +52,7 @@ class Transfer:
 
     @property
     def busiest_sender(self) -> int:
-        """In bytes, as ``bound``, the least that it can be."""
+        """The bytes that the busiest rank sends; ``bound`` is the least that this can be."""
 
     @property
     def bound(self) -> int: ...
@@ -62,13 +62,13 @@ class MeshChange:
 
     @property
     def before(self) -> Plan | None:
-        """On the source mesh; all of the plan if ``is_on_common_mesh``: both meshes are views of that."""
+        """The plan on the source mesh; all of it if ``is_on_common_mesh``: both meshes are views of one."""
 
     @property
     def transfer(self) -> Transfer | None: ...
     @property
     def after(self) -> Plan | None:
-        """On the target mesh."""
+        """The plan on the target mesh."""
 
     @property
     def is_on_common_mesh(self) -> bool: ...
@@ -98,15 +98,15 @@ class MeshChange:
     def peak_bytes(self) -> int: ...
     @property
     def bytes(self) -> tuple[tuple[int, ...], ...]:
-        """The bytes that each of ``ranks`` sends to each. An all_reduce is a reduce_scatter and an
+        """The bytes that each of ``ranks`` sends to each. An all_reduce counts as a reduce_scatter and an
         all_gather."""
 
     @property
     def bound(self) -> int | None:
-        """The least bytes that the busiest rank sends in any plan; none where values are partial."""
+        """The fewest bytes that the busiest rank sends in any plan; ``None`` where values are partial."""
 
     def as_transfer(self) -> Transfer:
-        """The plan without collectives; ``ValueError`` for partial values."""
+        """Returns the plan without collectives. Raises ``ValueError`` for partial values."""
 
 def plan_mesh_change(
     src: Any,

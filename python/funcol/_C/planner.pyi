@@ -13,14 +13,14 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the axes; none if they have no names."""
+        """Names of the axes; empty if they have none."""
 
     @property
     def merged(self) -> tuple[int, ...]:
         """Sets of axes with one group for all of them."""
 
 class StepCounts:
-    """A number a collective, whatever its size: all_reduce 4, all_gather and reduce_scatter 2, others 1."""
+    """A number per collective, whatever its size: all_reduce 4, all_gather and reduce_scatter 2, others 1."""
 
     def __init__(self) -> None: ...
 
@@ -85,15 +85,15 @@ class Step:
 
     @property
     def logical_shape(self) -> tuple[int, ...]:
-        """Of the tensor that the first rank's group holds together."""
+        """The shape of the tensor that the first rank's group holds together."""
 
     @property
     def cost(self) -> float:
-        """As the cost model has it: microseconds, with ``AlphaBeta``."""
+        """The cost by the cost model: microseconds with ``AlphaBeta``."""
 
     @property
     def bytes_sent(self) -> int:
-        """By the busiest rank."""
+        """The bytes that the busiest rank sends."""
 
     @property
     def peak_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that it is for."""
+        """The mesh that the plan is for."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a rank holds at any time."""
+        """The most memory that a rank holds at any time."""
 
     @property
     def itemsize(self) -> int:
@@ -124,11 +124,11 @@ class Plan:
 
     @property
     def hint(self) -> str:
-        """Says which ``_flatten()`` of the mesh would make fewer steps of it; empty if none. Plans anew."""
+        """A hint which ``_flatten()`` of the mesh would save steps; empty if none. Reading it plans anew."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the full tensor."""
 
     @property
     def src(self) -> str:
@@ -139,15 +139,15 @@ class Plan:
         """The layout that it ends in."""
 
     def _repr_html_(self) -> str:
-        """The steps as a table and a drawing: :func:`funcol.redistribution.plan_drawing.plan_as_html`."""
+        """Returns a table and a drawing: see :func:`funcol.redistribution.plan_drawing.plan_as_html`."""
 
     def local_indices(
         self, num_steps: int, coordinate: Sequence[int]
     ) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Returns the indices that the rank at ``coordinate`` of the mesh holds after that many steps.
 
-        Each dim has a tuple of pairs (first index, number of indices). ``ValueError`` if the plan has fewer
-        steps, or if ``coordinate`` is outside of the mesh.
+        Each dim has a tuple of pairs (first index, number of indices). Raises ``ValueError`` if the plan has
+        fewer steps, or if ``coordinate`` is outside of the mesh.
         """
 
 def mesh_of(mesh: Any, /) -> Mesh: ...

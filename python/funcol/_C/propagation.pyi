@@ -6,10 +6,10 @@ from typing import Any
 class NoRuleError(NotImplementedError): ...
 
 class ShardingEngine:
-    """See csrc/sharding/sharding_engine.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or
-    None; ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of
-    the elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay
-    where they are unless ``moves_keywords``.
+    """The engine of csrc/sharding/sharding_engine.h. It calls ``rows_of(op_schema)``, which returns rows or
+    None; ``whole(op_schema, remember)``, which decides where C++ cannot; ``assemble(op_schema, elements)``,
+    which makes the result to return and remember from ``(outputs, inputs, costs, moves)`` of each element.
+    Tensors in keyword arguments are not redistributed unless ``moves_keywords``.
     """
 
     def __init__(self, model: Any, capacity: int, moves_keywords: bool = False) -> None: ...
@@ -75,13 +75,13 @@ def uneven_axes(spec: Any, shape: Sequence[int]) -> set[int]: ...
 def spec_methods(
     type: type, equals: Callable[[Any, object], bool], hash: Callable[[Any], int]
 ) -> tuple[Any, Any]:
-    """``__eq__`` and ``__hash__`` of DTensorSpec in C++; ``equals`` and ``hash`` do what is left."""
+    """Returns ``__eq__`` and ``__hash__`` of DTensorSpec in C++; ``equals`` and ``hash`` do what is left."""
 
 def placement_methods(types: list[type], equals: list[Callable[[Any, object], bool]]) -> list[Any]:
-    """``__eq__`` of the classes of placements in C++; ``equals`` compare those of one class."""
+    """Returns ``__eq__`` in C++ for each of these classes of placements; ``equals`` are their own methods."""
 
 def copy_spec(spec: Any) -> Any:
-    """A DTensorSpec that equals this one."""
+    """Returns a new DTensorSpec that equals this one."""
 
 def canonical_spec(spec: Any) -> Any:
     """Returns the object that represents all DTensorSpecs equal to this one, and belongs to no tensor."""

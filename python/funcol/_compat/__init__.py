@@ -1,4 +1,4 @@
-"""Differences between PyTorch minors, named by what they bridge.
+"""Differences between PyTorch releases, named by what they bridge.
 
 :mod:`funcol._compat.fully_shard` has the differences of FSDP2.
 """
@@ -24,33 +24,33 @@ from torch import Tensor
 
 
 def group_in_region(group: Any, tag: str) -> Any:
-    """``group`` as PyTorch uses it in a region that Dynamo traces: a name or a ``ProcessGroup``."""
+    """Returns ``group`` as PyTorch uses it in a region that Dynamo traces: a name or a ``ProcessGroup``."""
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
 def found_group_in_graphs(group: Any) -> Any:
-    """``group``, a result of :func:`group_in_region`, as PyTorch puts it in a graph."""
+    """Returns ``group``, a result of :func:`group_in_region`, as PyTorch puts it in a graph."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group if choose is None else choose(group)
 
 
 def group_in_graphs(group: Any) -> Any:
-    """``group``, a ``ProcessGroup``, as PyTorch puts it in a graph: older minors put its name there."""
+    """Returns ``group``, a ``ProcessGroup``, as PyTorch puts it in a graph: its name in older releases."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group.group_name if choose is None else choose(group)
 
 
-# Each of these properties came in the same minor as a function, by which it is known.
+# Each of these properties came in the same PyTorch release as a function, which shows it.
 _DYNAMO_LOOKS_INTO_CONCATENATION = hasattr(stock, "all_gather_single")
 STOCK_MAKES_CONTIGUOUS = hasattr(stock, "_group_or_group_name")
 
 
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
-    """The layout change after a gather, traced, by the operators that PyTorch's graph has for it."""
+    """Changes the layout after a traced gather, with the operators that PyTorch's graph has for it."""
     if _DYNAMO_LOOKS_INTO_CONCATENATION:
         return torch._utils._maybe_view_chunk_cat(gathered, group_size, dim)
-    # Older minors have the same function, but Dynamo does not look into it there.
+    # Older releases have the same function, but Dynamo does not look into it there.
     sizes = list(gathered.shape)
     if sizes[0] == group_size and math.prod(sizes[1:dim]) == 1:
         return gathered.view([1, *sizes[1:dim], group_size * sizes[dim], *sizes[dim + 1 :]])
@@ -61,7 +61,7 @@ def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
 
 
 def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
-    """The layout change before a scatter, traced, by the operators that PyTorch's graph has for it."""
+    """Changes the layout before a traced scatter, with the operators that PyTorch's graph has for it."""
     chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
     if chunk_or_narrow_cat is not None:
         return cast(Tensor, chunk_or_narrow_cat(tensor, group_size, narrow_dim=dim, cat_dim=0))
@@ -74,7 +74,7 @@ STOCK_WAITS_FOR_LISTS = hasattr(stock, "wait_tensors")
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """The names that ``code`` and the functions within it look up."""
+    """Returns the names that ``code`` and the functions within it look up."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -86,10 +86,10 @@ def hide_in_compiled_regions(
     """Calls ``exclude(True)`` when a callable that ``torch.compile`` made is entered; undoes it on exit.
 
     ``exclude(is_excluded)`` excludes funcol's dispatch key, or includes it, and returns whether the key was
-    excluded. Newer minors save the thread's dispatch keys on entry and restore them on exit, so the key is
-    excluded after the save. In older minors every Dynamo context keeps a list of hooks, which gets one when
-    the context is made. Some of those minors enter a guard after the hooks, which on exit restores the keys
-    that it found: it has to find funcol's key as it was before.
+    excluded. Newer releases save the thread's dispatch keys on entry and restore them on exit, so the key is
+    excluded after the save. In older releases, every Dynamo context keeps a list of hooks, which gets one
+    when the context is made. Some of those releases enter a guard after the hooks, which on exit restores the
+    keys that it found: it has to find funcol's key as it was before.
 
     ``after_import(name, action)`` runs ``action`` once a program has imported the module. Importing Dynamo
     here would take longer than importing all of funcol.
@@ -141,13 +141,13 @@ BROADCAST_RULES: frozenset[str] = frozenset()
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """``tensor`` as ``_c10d_functional`` operators take it: older minors need a contiguous one."""
+    """Returns ``tensor`` as ``_c10d_functional`` operators take it: contiguous in older releases."""
     return tensor if STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
 
 
 def by_function(module: ModuleType, by_name: Mapping[str, Any]) -> dict[Callable[..., Any], Any]:
-    """``by_name`` keyed by the functions of ``module`` in the place of their names. Older minors lack some of
-    the functions, whose entries are left out."""
+    """Returns ``by_name`` keyed by functions of ``module`` instead of their names, without the entries of
+    functions that older releases lack."""
     return {getattr(module, name): value for name, value in by_name.items() if hasattr(module, name)}
 
 
@@ -163,8 +163,8 @@ def forget_parameters(function: Any) -> None:
 
 
 def tensor_attributes(tensor_variables: ModuleType) -> dict[str, Any]:
-    """The attributes of ``Tensor`` as Dynamo copied them into the module ``torch._dynamo.variables.tensor``;
-    empty in minors that make no such copy."""
+    """Returns the attributes of ``Tensor`` that Dynamo copied into the module
+    ``torch._dynamo.variables.tensor``; an empty dict in releases that make no such copy."""
     attributes: dict[str, Any] = getattr(tensor_variables, "all_tensor_attrs", {})
     return attributes
 
@@ -173,25 +173,25 @@ def tensor_attributes(tensor_variables: ModuleType) -> dict[str, Any]:
 
 
 def from_local_options(grad_placements: Any) -> dict[str, Any]:
-    """The keyword arguments of ``DTensor.from_local`` that older minors do not know, as far as they are
+    """Returns the keyword arguments of ``DTensor.from_local`` that older releases do not know, if they are
     given."""
     return {} if grad_placements is None else {"grad_placements": grad_placements}
 
 
 # Sharding propagation
 
-# The tables of a propagator by operator: of rules,
+# The tables of a propagator that have the rules of operators.
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
-# of operators whose arguments have sizes, which become this rank's,
+# The tables of operators whose arguments contain sizes, which become this rank's.
 TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-# and of the arguments on which the dispatcher's cache depends. The first table with the operator counts.
+# The tables of arguments on which the dispatcher's cache depends. The first one with the operator counts.
 TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
 _TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
 
 
 def dispatcher_functions() -> dict[str, Any]:
-    """The functions that DTensor's dispatcher calls in Python, by the names of their replacements; ``None``
-    for a function that this minor does not have."""
+    """Returns the functions that DTensor's dispatcher calls in Python, by the names of their replacements;
+    ``None`` for a function that this PyTorch release does not have."""
     from torch.distributed.tensor._dispatch import OpDispatcher
 
     names = {
@@ -218,8 +218,8 @@ _KEEPS_SCHEMAS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 
 def schema_of_call(dispatcher: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ``OpSchema`` of a call. Older minors never free the arguments in one, and with them the mesh,
-    unless the propagator's tables name keywords of the operator, be it none."""
+    """Returns the ``OpSchema`` of a call. In older releases, the arguments in it, and with them the mesh, are
+    never freed unless the propagator's tables have a list of keywords of the operator, even an empty one."""
     if not _KEEPS_SCHEMAS:
         return dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
@@ -256,8 +256,8 @@ def has_one_way(strategy: Any) -> bool:
 
 
 def operator_of_elements(op: Any) -> Any:
-    """The operator whose rule PyTorch asks for an element of the lists of ``op``, such as ``add.Tensor`` for
-    ``_foreach_add.List``."""
+    """Returns the operator whose rule PyTorch uses for an element of the lists of ``op``, such as
+    ``add.Tensor`` for ``_foreach_add.List``."""
     from torch.distributed.tensor._ops import single_dim_strategy
 
     resolve = getattr(single_dim_strategy, "_resolve_foreach_elementwise_overload", None)
@@ -266,8 +266,8 @@ def operator_of_elements(op: Any) -> Any:
 
 
 def dims_cut_evenly(accepts: Any, args: tuple[Any, ...]) -> list[int] | None:
-    """The dims of the first tensor that ``accepts``, a filter of decisions, wants to be cut evenly: PyTorch's
-    filter for means, which have the arguments ``args``. ``None`` for another filter."""
+    """Returns the dims of the first tensor that have to be cut evenly if ``accepts``, a filter of decisions,
+    is PyTorch's filter for means, which have the arguments ``args``; ``None`` for another filter."""
     from torch.distributed.tensor._ops import _math_ops
 
     if accepts is not getattr(_math_ops, "_mean_full_mesh_strategy_filter", None):
@@ -281,8 +281,8 @@ def candidates_in_order(propagator: Any) -> Callable[[], None]:
     """Makes ``propagator``, where it derives rules from decompositions, try placements in the same order on
     all ranks. Returns the function that undoes it.
 
-    PyTorch tries them in the order of a set, which differs between ranks, so that ranks chose differently
-    among decisions of equal cost. Older minors derive no rules.
+    PyTorch tries them in the order of a set, which differs between ranks, so that ranks would choose
+    differently among decisions of equal cost. Older releases derive no rules.
     """
     derived = getattr(propagator, "decomp_strategy", None)
     listed = getattr(derived, "_get_candidate_placements", None)
@@ -297,12 +297,12 @@ def candidates_in_order(propagator: Any) -> Callable[[], None]:
 
 
 def rule_tables(propagator: Any) -> list[str]:
-    """Names of the tables in which ``propagator`` has rules."""
+    """Returns the names of the tables in which ``propagator`` has rules."""
     return [name for name in TABLES_OF_RULES if hasattr(propagator, name)]
 
 
 def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
-    """The tables by operator that ``propagator`` has, by the name of their attribute."""
+    """Returns the tables by operator that ``propagator`` has, by the names of its attributes."""
     return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}
 
 
@@ -312,8 +312,8 @@ def has_rule(propagator: Any, op: Any) -> bool:
 
 
 def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
-    """The rule of one mesh axis that ``propagator`` has for ``op``; ``None`` if there is none, or if PyTorch
-    composes it over the mesh in a way that funcol does not."""
+    """Returns the rule of one mesh axis that ``propagator`` has for ``op``; ``None`` if there is none, or if
+    PyTorch composes it over the mesh in a way that funcol does not."""
     info = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(op)
     if info is None or any(
         getattr(info, name, None)
@@ -330,8 +330,8 @@ def makes_sizes_local(propagator: Any, op: Any) -> bool:
 
 
 def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any] | None:
-    """The function of ``propagator`` that takes specs and a schema of ``op`` and returns the schema with
-    numbers that are this rank's; ``None`` if there is none."""
+    """Returns the function of ``propagator`` that takes specs and a schema of ``op`` and returns the schema
+    with this rank's numbers; ``None`` if there is none."""
     adjusters: dict[Any, Any] = getattr(propagator, "op_to_scalar_shape_adjuster", {})
     return adjusters.get(op)
 
@@ -348,7 +348,7 @@ def make_spec(
     """Returns a ``DTensorSpec``, made in a tenth of the constructor's time.
 
     ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` is true if strided shards
-    stand for an order of axes.
+    represent an order of axes.
     """
     spec_type, entry_type, meta_type = _spec_types()
     spec = spec_type.__new__(spec_type)
@@ -363,7 +363,7 @@ def make_spec(
 
 @functools.cache
 def _spec_types() -> tuple[Any, Any, Any]:
-    """The types of a spec and its parts. The first call fills ``_SPEC_FIELDS`` from an example."""
+    """Returns the types of a spec and its parts. The first call fills ``_SPEC_FIELDS`` from an example."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
@@ -373,18 +373,19 @@ def _spec_types() -> tuple[Any, Any, Any]:
     return DTensorSpec, ShardOrderEntry, TensorMeta
 
 
-_SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec has in this minor, beside the four above
+_SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec of this release has, beside the four above
 
 
 # Groups
 
 
 def new_group_by_name(ranks: list[int], name: str) -> Any:
-    """Makes a group of ``ranks``, which all call this with one ``name``; other ranks do not call at all.
+    """Makes a group of ``ranks``, which all call this with one ``name``; other ranks do not call it.
 
-    ``new_group(use_local_synchronization=True)`` names a group by a count, which differs between ranks once
-    some have made groups without the others, and counts on. Where a device is bound to the world's group it
-    splits the world's communicator, for which every rank has to call."""
+    ``new_group(use_local_synchronization=True)`` names a group by a counter, which differs between ranks once
+    some have made groups without the others. Where a device is bound to the world's group it splits the
+    world's communicator, for which every rank has to call.
+    """
     from torch.distributed import distributed_c10d
 
     caller = threading.get_ident()
@@ -409,8 +410,8 @@ def new_group_by_name(ranks: list[int], name: str) -> Any:
 
 
 def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
-    """The decompositions of a tracer, by operator. Older minors keep those of the innermost tracer in a
-    global variable, a table or a context variable."""
+    """Returns the decompositions of a tracer, by operator. Older releases keep those of the innermost tracer
+    in a global variable, a table or a context variable."""
     table = getattr(proxy_mode, "decomposition_table", None)
     if table is None:
         from torch.fx.experimental import proxy_tensor

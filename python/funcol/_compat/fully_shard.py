@@ -1,4 +1,4 @@
-"""Differences of FSDP2 between PyTorch minors."""
+"""Differences of FSDP2 between PyTorch releases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Variables that some minors have, and the values with which FSDP2 runs as usual.
+# Variables that some releases have, and the values with which FSDP2 runs as usual.
 _SWITCHES = [
     ("torch.distributed.fsdp._fully_shard._fsdp_common", "_compiled_autograd_enabled", False),
     ("torch.autograd.profiler", "_active_cuspy_profiler_observer", None),
@@ -18,7 +18,7 @@ _SWITCHES = [
 
 
 def switches() -> list[tuple[ModuleType, str, Any]]:
-    """Modules, their variables, and the values with which FSDP2 runs as usual."""
+    """Returns modules, their variables, and the values with which FSDP2 runs as usual."""
     return [
         (sys.modules[module], name, value)
         for module, name, value in _SWITCHES
@@ -32,14 +32,14 @@ def has_cuspy_observer() -> bool:
 
 
 def type_checker() -> Any:
-    """The package ``spmd_types`` where FSDP2 tells it the types of parameters, which newer minors do if the
-    package is installed; ``None`` elsewhere."""
+    """Returns the package ``spmd_types`` if FSDP2 tells it the types of parameters, as newer releases do if
+    the package is installed; else ``None``."""
     is_available = getattr(dist, "_is_spmd_types_available", bool)()
     return importlib.import_module("spmd_types") if is_available else None
 
 
 def param_groups(state: Any) -> list[Any]:
-    """Returns the groups of parameters of an ``FSDPState``. Older minors have one at most."""
+    """Returns the groups of parameters of an ``FSDPState``. Older releases have one at most."""
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         group = state._fsdp_param_group

@@ -41,8 +41,8 @@ def check(
     memory and the others in temporary files. Ranks that are not done after ``timeout_s`` seconds are
     stopped, and the report says where each was.
 
-    ``ValueError``: the program is none, the mesh does not fit the ranks, the reference fails, or the models
-    of the two runs have other parameters.
+    Raises ``ValueError`` if there is no valid program, the mesh does not fit the ranks, the reference fails,
+    or the models of the two runs have different parameters.
     """
     from .ranks import check_on_ranks
     from .running import Check

@@ -66,7 +66,8 @@ class Comparison:
         self._factors = sorted(factors - {1.0}, key=lambda factor: abs(math.log(factor)))
 
     def judge(self, key: Key, values: Sequence[Value | None]) -> Finding:
-        """Compares the values of the ranks under ``key``, None for a rank without it. Parameters go first."""
+        """Compares the values of the ranks under ``key``, None for a rank without it; parameters come
+        first."""
         target = self._values[key].local
         finding = Finding(*key)
         if target is None or (key.kind == "step" and self._is_round_off(key._replace(kind="grad"))):

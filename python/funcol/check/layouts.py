@@ -48,14 +48,15 @@ class Parts:
         return bool(difference.max() <= self.bound)
 
     def text(self, layout: Layout, only: str = "") -> str:
-        """Returns the layout on axes of more than one rank, or the names of those whose op begins so."""
+        """Returns the layout, on axes of several ranks, or the names of those whose op begins with
+        ``only``."""
         shown = [(self.names[axis], op) for axis, op in sorted(layout.items()) if self.sizes[axis] > 1]
         if only:
             return ", ".join(name for name, op in shown if op.startswith(only))
         return ", ".join(f"{name}: {op}" for name, op in shown)
 
     def varying(self) -> list[int]:
-        """Returns the axes along which ranks have other values."""
+        """Returns the axes along which ranks have different values."""
         return [
             axis
             for axis in range(len(self.sizes))
@@ -63,7 +64,7 @@ class Parts:
         ]
 
     def layout_of(self, target: Tensor, reductions: Reductions = "declared") -> Layout | None:
-        """Returns the layout in which the tensors make up ``target``."""
+        """Returns the layout in which the tensors make up ``target``, None if there is none."""
         found = self.assembled(target, reductions)
         return next((layout for layout, value in found if self.same(value, target)), None)
 
@@ -129,8 +130,8 @@ class Parts:
 def parts_of(
     values: Sequence[Value | None], mesh: Tensor, names: Sequence[str], bound: float
 ) -> Parts | None:
-    """Places the tensors of the ranks on ``mesh``, or on a part of it if others have none; None if no rank
-    has one."""
+    """Places the tensors of the ranks on ``mesh``, or on a part of it if other ranks have none; returns None
+    if no rank has one."""
     present = {rank: one for rank, one in enumerate(values) if one is not None and one.local is not None}
     if not present:
         return None

@@ -58,8 +58,8 @@ def _end_group() -> None:
 
 
 def _check_on_rank(check: Check, folder: Path | None) -> Report:
-    """Runs the check on this rank. A rank that is not done after the timeout ends its process: it says where
-    it stopped in ``folder``, or on standard error."""
+    """Runs the check on this rank. A rank that is not done after the timeout ends its process, and reports
+    where it stopped in ``folder``, or on standard error."""
 
     def stop() -> None:
         place = "no module yet" if check.recorder is None else check.recorder.where()
@@ -75,7 +75,7 @@ def _check_on_rank(check: Check, folder: Path | None) -> Report:
 
 
 def _end(folder: Path | None, kind: str, text: str) -> None:
-    """Ends the process, after it left for the parent, or on standard error, how it ended."""
+    """Ends the process, after it has reported to the parent, or on standard error, how it ended."""
     if folder is None:
         print(f"funcol check: rank {dist.get_rank()} {text}", file=sys.stderr, flush=True)
     else:

@@ -34,8 +34,8 @@ class Report:
     ``ok`` is true if no fault was found. ``faults`` says where they begin: ``direction`` (inputs, weights,
     forward, loss, backward, norm, step, or run for one that raised or hung), ``module``, ``tensor``,
     ``kind``, ``detail``, and the lines that define and call the module. ``findings`` has an entry for each
-    tensor that was compared. ``str()`` gives a screen of text, :meth:`html` a page with the tree of modules,
-    :meth:`json` all of it for machines.
+    tensor that was compared. ``str()`` returns a screen of text, :meth:`html` a page with the tree of
+    modules, :meth:`json` all of it for machines.
     """
 
     mesh: Mapping[str, int]
@@ -91,7 +91,7 @@ class Report:
         self._print(Console(), is_full=False)
 
     def html(self) -> str:
-        """Returns a page: the faults, and the tree of modules, coloured by what agrees."""
+        """Returns a page: the faults, and the tree of modules, colored by what agrees."""
         console = Console(record=True, file=io.StringIO(), width=200)
         self._print(console, is_full=True)
         return console.export_html()

@@ -39,7 +39,7 @@ class CheckError(ValueError):
 
 @dataclass
 class Check:
-    """A check, which all ranks of the default group run alike. Arguments: see :func:`funcol.check`."""
+    """A check, which each rank of the default group runs. Arguments: see :func:`funcol.check`."""
 
     program: Program
     mesh_shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Check:
                 )
 
     def run(self) -> Report:
-        """Returns the report, on all ranks. ``CheckError`` on all if the check cannot be made."""
+        """Returns the report, on all ranks. Raises ``CheckError`` on all if the check cannot be made."""
         num_ranks = math.prod(self.mesh_shape)
         if dist.get_world_size() != num_ranks:
             raise CheckError(
@@ -296,7 +296,7 @@ def _names(keys: Iterable[Key]) -> set[str]:
 
 
 def _check_names(expected: set[str], found: set[str]) -> None:
-    """Raises ``CheckError`` if the models have other parameters with and without a mesh."""
+    """Raises ``CheckError`` if the models have different parameters with and without a mesh."""
     if expected != found:
         missing, new = sorted(expected - found), sorted(found - expected)
         raise CheckError(

@@ -18,7 +18,7 @@ __all__ = ["AsyncCollectiveTensor", "is_pending", "unwaited_collectives", "wait_
 
 
 def is_pending(tensor: Any) -> bool:
-    """True while ``tensor`` is the result of a collective that nothing has waited for yet.
+    """Returns true while ``tensor`` is the result of a collective that nothing has waited for yet.
 
     Any other object, and any tensor inside a compiled region, is not pending.
     """
@@ -41,17 +41,17 @@ def wait_tensor(tensor: Tensor) -> Tensor:
 
 
 def wait_tensors(tensors: list[Tensor]) -> list[Tensor]:
-    """:func:`wait_tensor` for each of ``tensors``, such as the results of one coalesced collective."""
+    """Calls :func:`wait_tensor` for each of ``tensors``, such as the results of one coalesced collective."""
     if _compat.STOCK_WAITS_FOR_LISTS and is_dynamo_compiling():
         return torch.ops._c10d_functional.wait_tensors(tensors)  # type: ignore[no-any-return]
     return [wait_tensor(tensor) for tensor in tensors]
 
 
 def unwaited_collectives() -> dict[str, int]:
-    """The numbers of this process's collectives for which nothing has waited, by operator.
+    """Returns the numbers of this process's collectives for which nothing has waited, by operator.
 
-    They are pending, or their results were dropped unused, so that nobody knows whether they succeeded. One
-    warning at exit names those that are left.
+    They are pending, or their results were dropped unused, so that their success is not known. A warning at
+    exit names those that are left.
     """
     return _C.unwaited_collectives()
 
@@ -61,7 +61,7 @@ _PATIENCE_AT_EXIT = 1.0
 
 
 def end_unwaited_collectives() -> None:
-    """At exit: warns of :func:`unwaited_collectives` and gives them time to end.
+    """Warns, at exit, of :func:`unwaited_collectives` and gives them time to end.
 
     Their peers may need them, and c10d crashes if a collective ends while the process is torn down.
     """
@@ -96,11 +96,11 @@ def _settled_dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def settle_before_dlpack() -> None:
-    """Makes exports of pending tensors by DLPack wait first, from now on.
+    """Makes DLPack exports of pending tensors wait first, from now on.
 
-    ``Tensor.__dlpack__(stream=...)`` makes the consumer's stream wait for what the current stream does by
-    then, and takes the tensor's memory afterwards. Where that makes the current stream wait for a collective,
-    it is too late for the consumer.
+    ``Tensor.__dlpack__(stream=...)`` makes the consumer's stream wait for the work of the current stream so
+    far, and takes the tensor's memory afterwards. If that makes the current stream wait for a collective, it
+    is too late for the consumer.
     """
     torch.Tensor.__dlpack__ = _settled_dlpack  # type: ignore[method-assign]
 
@@ -134,17 +134,17 @@ class AsyncCollectiveTensor(metaclass=_PendingOnly):
 
     @staticmethod
     def elem(tensor: Tensor) -> Tensor:
-        """The tensor behind ``tensor``: itself."""
+        """Returns the tensor behind ``tensor``: itself."""
         return tensor
 
 
 def maybe_wrap_tensor(self: Tensor) -> Tensor:
-    """``self``, a result of a ``_c10d_functional`` op, made to wait by itself; waits now if traced."""
+    """Makes ``self``, a result of a ``_c10d_functional`` op, wait by itself; waits now if traced."""
     return wait_tensor(self) if are_we_tracing() else AsyncCollectiveTensor(self)
 
 
 def maybe_wrap_tensors(tensors: list[Tensor]) -> list[Tensor]:
-    """:func:`maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
+    """Calls :func:`maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
     if are_we_tracing():
         return wait_tensors(tensors)
     return [AsyncCollectiveTensor(tensor) for tensor in tensors]

@@ -1,6 +1,6 @@
 """Tensors that wait by themselves for the in-place collectives of ``torch.distributed``.
 
-Run eagerly, a :class:`CommTensor` is a plain tensor made in C++. Only under ``make_fx`` is there a subclass,
+Run eagerly, a :class:`CommTensor` is a plain tensor made in C++. Only under ``make_fx`` is it a subclass,
 which puts the collective, the binding of its result to its ``Work``, and the wait into the graph.
 """
 
@@ -36,7 +36,7 @@ _COLLECTIVES = frozenset(
 
 
 class CommTensor(Tensor):
-    """``CommTensor(x)``: ``x``, to be handed to in-place collectives and used without waiting for them.
+    """``CommTensor(x)``: ``x``, to be passed to in-place collectives and used without waiting for them.
 
     ::
 
@@ -45,10 +45,9 @@ class CommTensor(Tensor):
         y = c + 1  # waits
 
     Eagerly the result is a plain ``torch.Tensor`` over the storage of ``x``; autograd sees a view of it. It
-    and its views wait at their first use for the collectives that write them; ``x`` itself does not. What an
-    operator makes of a CommTensor is one too, until a collective is started on it. It may be handed to any
-    number of collectives, one after the other. Where it has no part in a collective's outputs, as an input
-    say, nothing waits.
+    and its views wait at their first use for the collectives that write them; ``x`` itself does not. The
+    result of an operator on a CommTensor is a CommTensor, too, until a collective is started on it. It may be
+    passed to any number of collectives, one after the other. Nothing waits for collectives that only read it.
 
     Under ``make_fx`` the graph holds, for each collective, the call, ``comm_result`` after it, and
     ``wait_comm`` before the first node that uses an output. Running the graph starts and waits for
@@ -57,11 +56,11 @@ class CommTensor(Tensor):
 
     The collectives are those behind ``dist.all_reduce``, ``broadcast``, ``all_gather``,
     ``all_gather_into_tensor``, ``reduce_scatter``, ``reduce_scatter_tensor``, ``scatter`` and ``all_to_all``,
-    with ``async_op=True``, on a group whose backend is written in C++: one that overrides the methods of
-    ``ProcessGroup`` in Python is not seen.
+    with ``async_op=True``, on a group whose backend is written in C++. Calls of backends that override the
+    methods of ``ProcessGroup`` in Python are not seen.
 
-    A CommTensor of a CommTensor is the same one. ``TypeError`` for what is no tensor, or none with strided
-    storage of its own. A collective that failed raises at the first use and at each later one.
+    A CommTensor of a CommTensor is the same object. Raises ``TypeError`` for objects that are not tensors
+    with strided storage of their own. A failed collective raises at the first use and at each later use.
     PyTorch counterpart: ``torch.distributed._spmd.comm_tensor.CommTensor``.
     """
 
@@ -109,7 +108,7 @@ class CommTensor(Tensor):
 
 
 class _AwaitedSlot(proxy_tensor._ProxyTensor):
-    """make_fx's record of a tensor that a collective writes. Asking for its proxy waits first.
+    """make_fx's record of a tensor that a collective writes. Reading its proxy waits first.
 
     The graph therefore has the wait even where ``x`` is used, or returned, instead of ``CommTensor(x)``.
     """
@@ -134,7 +133,7 @@ class _AwaitedSlot(proxy_tensor._ProxyTensor):
             self._proxy = self._tracer.create_proxy(
                 "call_function", _wait_comm, (self._proxy,), {}, name="wait_comm"
             )
-            # Metadata are taken of a copy, and some Works finish with operators.
+            # Metadata are taken from a copy, and some Works finish with operators.
             with proxy_tensor.disable_proxy_modes_tracing():
                 proxy_tensor.set_meta(self._proxy, self._output)
                 if self._work is not None:
@@ -156,7 +155,7 @@ class _Collectives:
         return any(not slot.is_waited and _may_overlap(output, tensor) for output, slot in self._outputs)
 
     def wait_for(self, tensor: Tensor) -> None:
-        """Puts waits into the graph for all that write into the memory of ``tensor``."""
+        """Puts waits into the graph for all collectives that write into the memory of ``tensor``."""
         for output, slot in self._outputs:
             if _may_overlap(output, tensor):
                 slot.wait()
@@ -164,7 +163,7 @@ class _Collectives:
 
 
 def _active_tracer() -> Any:
-    """The tracer of the ``make_fx`` that is tracing on this thread, or None."""
+    """Returns the tracer of the ``make_fx`` that is tracing on this thread, or None."""
     mode = proxy_tensor.get_proxy_mode()
     if mode is None:
         return None
@@ -177,7 +176,7 @@ def _active_tracer() -> Any:
 
 
 def _proxy(value: Any, tracer: Any) -> Any:
-    """``value`` as an argument of a node."""
+    """Returns ``value`` as an argument of a node."""
     if not isinstance(value, (Tensor, torch.ScriptObject)):
         return value
     slot = proxy_tensor.get_proxy_slot(value, tracer, value)
@@ -209,7 +208,7 @@ def _inner(tree: Any) -> Any:
 
 
 def _marked(result: Tensor, given: list[CommTensor]) -> Tensor:
-    """A result of an operator on ``given``, as a CommTensor if it is to be one."""
+    """Returns the result of an operator on ``given``, as a CommTensor if it is to be one."""
     for tensor in given:
         if result is tensor._tensor:
             return tensor
@@ -235,7 +234,7 @@ def _may_overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _bounds(tensor: Tensor) -> tuple[Any, Any]:
-    """First byte and past the last one; an empty tensor counts one byte."""
+    """Returns the first byte and the one past the last; an empty tensor counts as one byte."""
     begin = tensor.storage_offset() * tensor.itemsize
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
         return begin, begin + 1
@@ -266,7 +265,7 @@ def _start(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any
 
 
 def _with_items(tree: Any, proxy: Any) -> Iterator[tuple[CommTensor, Any]]:
-    """The tensors of nested lists, each with its item of ``proxy``."""
+    """Yields the tensors of nested lists, each with its item of ``proxy``."""
     if isinstance(tree, CommTensor):
         yield tree, proxy
     else:
@@ -283,13 +282,13 @@ class _CommResult:
 
 
 def _wrap_comm_result(result: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Node ``comm_result``: binds each tensor that a collective returned to the collective's Work."""
+    """Binds each tensor that a collective returned to the collective's Work, as node ``comm_result``."""
     outputs, work = result
     return pytree.tree_map_only(Tensor, partial(_CommResult, work), outputs), work
 
 
 def _wait_comm(result: _CommResult) -> Tensor:
-    """Node ``wait_comm``: the tensor, with its data."""
+    """Waits for the data of a tensor and returns the tensor, as node ``wait_comm``."""
     if result.work is not None:
         result.work.wait()
     return result.tensor
@@ -316,7 +315,7 @@ def _install() -> None:
 
 
 def _trace_collective(collective: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
-    """Symbolic tracing dispatches ops with script objects in Python, where it asks the mode alone."""
+    """Runs a collective in symbolic tracing, which dispatches ops with script objects by the mode alone."""
     if any(isinstance(leaf, CommTensor) for leaf in pytree.tree_leaves((args, kwargs))):
         with mode:
             return CommTensor.__torch_dispatch__(collective, (CommTensor,), args, kwargs)

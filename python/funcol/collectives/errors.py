@@ -1,8 +1,9 @@
-"""Errors of wrong calls under :func:`funcol.install`: instances also of the type that PyTorch raises.
+"""Errors of wrong calls under :func:`funcol.install`, which are also instances of the type PyTorch raises.
 
-Programs catch what PyTorch raises for a call: ``AssertionError`` where a size does not divide, ``IndexError``
-for a dim that is not there, mostly ``RuntimeError``, from its operators and backends. Ours are ``ValueError``
-or ``TypeError``, and come before anything is sent. Here an error becomes one that is both, with our message.
+Programs catch the errors that PyTorch raises for a call: ``AssertionError`` if a size is not divisible,
+``IndexError`` for a dim that does not exist, mostly ``RuntimeError``, from its operators and backends. funcol
+raises ``ValueError`` or ``TypeError``, before anything is sent. Here its errors get both types, with funcol's
+message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .. import _C
 
 
 class _EitherError(AssertionError, RuntimeError):
-    """PyTorch raises the one or the other, by its minor, or from its functions and its operators."""
+    """An error of either type: PyTorch's type depends on its release, and on function or operator."""
 
 
 # Beginnings of funcol's messages, and PyTorch's error for the same mistake, unless that is a RuntimeError.
@@ -47,7 +48,7 @@ _is_put = False
 
 
 def put() -> Callable[[], None]:
-    """Makes it so. Returns the function that undoes it."""
+    """Makes funcol's errors instances of PyTorch's types as well. Returns the function that undoes it."""
     global _is_put
     _is_put = True
     _C.replace_errors(_as_pytorchs)
@@ -61,12 +62,12 @@ def _take() -> None:
 
 
 def as_raised(error: Exception) -> BaseException:
-    """``error``, made in Python, as it is raised: under :func:`funcol.install` of PyTorch's type, too."""
+    """Returns ``error``, made in Python, as it is raised: under :func:`funcol.install` of both types."""
     return (_as_pytorchs(error) or error) if _is_put else error
 
 
 def _as_pytorchs(error: BaseException) -> BaseException | None:
-    """``error`` with a type that is also PyTorch's; ``None`` if its type is, or if it is not funcol's."""
+    """Returns ``error`` with a type that is also PyTorch's; None if its type is, or if it is not funcol's."""
     if type(error) not in _OURS or not str(error).startswith("funcol"):
         return None
     message = str(error)
@@ -95,5 +96,5 @@ def _of_both(ours: type[BaseException], theirs: type[BaseException]) -> type[Bas
 
 
 def _made(ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """For pickles."""
+    """Makes an error of both types again from a pickle."""
     return _of_both(ours, theirs)(*args)

@@ -5,9 +5,9 @@ wait for their data at first use. Inputs are not modified and may be pending the
 ``make_fx``, ``FakeTensorMode``, functionalization and other dispatch modes the same calls emit PyTorch's
 ``_c10d_functional`` ops and ``wait_tensor``.
 
-All are differentiable, ``wait_tensor`` included: with the gradients of the total over all ranks of what each
-rank differentiates, so that every rank has to run the backward pass. The collectives of the backward pass
-are asynchronous too. Min and max send the gradient to the extremum and share it between ranks that tie.
+All are differentiable, including ``wait_tensor``. The gradients are those of the sum, over all ranks, of what
+each rank differentiates, so that every rank has to run the backward pass. The collectives of the backward
+pass are asynchronous too. Min and max send the gradient to the extremum and share it between ranks that tie.
 
 ``group`` is one of :data:`~funcol.groups.RankTypes`, the default group if ``None``; ``tag`` tells groups of
 the same ranks apart. A reduce op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``,
@@ -37,7 +37,7 @@ _own = torch.ops.funcol
 
 
 def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
-    """Returns ``reduce_op`` as stock puts it in a graph: by name if it has one."""
+    """Returns ``reduce_op`` as stock PyTorch puts it in a graph: by name if it has one."""
     if isinstance(reduce_op, str):
         return reduce_op.lower()
     known: Any = stock.REDUCE_OP_TO_STR
@@ -45,7 +45,7 @@ def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
 
 
 def _parts_of(op: Any) -> Any:
-    """Returns ``op``; its parts for a graph recorded before dispatch, which keeps composite operators."""
+    """Returns ``op``, or its parts for a graph recorded before dispatch, which keeps composite operators."""
     if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
         torch._C.DispatchKey.PreDispatch
     ):
@@ -153,7 +153,7 @@ def all_gather_tensor(
 
     All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
     ``gather_dim``, and all ranks pass the same list. Returns a contiguous tensor whose ``gather_dim`` is the
-    sum of the ranks'; a 0-dim ``self`` counts as shape (1). Any dtype.
+    sum of the ranks'; a 0-dim ``self`` counts as shape (1). All dtypes are supported.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag, split_sizes)
@@ -212,7 +212,7 @@ def all_to_all_single(
 ) -> Tensor:
     """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r``, receives ``output_split_sizes[r]`` from it.
 
-    Both ``None``: equal shares. Returns the received rows, concatenated in rank order, contiguous.
+    If both are ``None``, shares are equal. Returns the received rows, concatenated in rank order, contiguous.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
@@ -241,12 +241,12 @@ def all_to_all_single(
 def all_to_all(
     self: list[Tensor], output_split_sizes: list[int] | None, group: RankTypes | None = None, tag: str = ""
 ) -> list[Tensor]:
-    """Sends ``self[r]`` to rank ``r`` of ``group``; returns the tensors that came, in rank order.
+    """Sends ``self[r]`` to rank ``r`` of ``group``; returns the received tensors, in rank order.
 
     The tensors have one dtype and device, and the same shape but for dim 0. ``output_split_sizes[r]`` rows
-    come from rank ``r``; ``None``: all tensors of all ranks have the same number of rows. The results are
-    contiguous parts of one tensor. PyTorch counterpart: ``torch.distributed.all_to_all``, which writes into a
-    list.
+    come from rank ``r``; if it is ``None``, all tensors of all ranks have the same number of rows. The
+    results are contiguous parts of one tensor. PyTorch counterpart: ``torch.distributed.all_to_all``, which
+    writes into a list.
     """
     if not is_dynamo_compiling():
         result: list[Tensor] = _C.all_to_all(self, output_split_sizes, group, tag)
@@ -340,7 +340,7 @@ def gather(
 def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = None, tag: str = "") -> Tensor:
     """Sends the tensor of rank ``m`` to rank ``src_dst[m]``; ranks past the end of ``src_dst`` send nothing.
 
-    Any shape, the same on all ranks. Returns the tensor that came; if several or none were sent to this rank,
+    Shapes are equal on all ranks. Returns the received tensor; if several or none were sent to this rank,
     their concatenation along dim 0.
     """
     if not is_dynamo_compiling():

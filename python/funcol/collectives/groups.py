@@ -1,5 +1,5 @@
-"""Process groups: from the forms in which users name them, of meshes, and as graphs take them; and changes of
-c10d's registry of groups, and of groups, for code that remembers groups."""
+"""Process groups: from the forms in which users name them, of meshes, and as graphs take them; and notices of
+changes of groups and of c10d's registry of them, for code that caches groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANK_TYPES = RankTypes
 
 
 def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
-    """The ``ProcessGroup`` or group name behind ``group``, a :data:`RankTypes` or ``None``, for ``op``.
+    """Returns the ``ProcessGroup`` or group name of ``group``, a :data:`RankTypes` or ``None``, for ``op``.
 
     Raises ``ValueError`` or ``TypeError`` if there is none that this rank belongs to. PyTorch counterpart:
     ``torch.distributed._functional_collectives._resolve_group``.
@@ -72,7 +72,7 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
 
 
 def default_group(op: str) -> dist.ProcessGroup:
-    """The group of all ranks, for collective ``op``; ``ValueError`` if there is none yet."""
+    """Returns the group of all ranks, for collective ``op``. Raises ValueError if there is none yet."""
     group = dist.group.WORLD
     if group is None:
         raise ValueError(
@@ -143,12 +143,12 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
 
 
 def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
-    """Name of the group of ``mesh`` along ``mesh_dim``, without looking the group up."""
+    """Returns the name of the group of ``mesh`` along ``mesh_dim``, without looking the group up."""
     return cast(str, mesh._dim_group_names[mesh_dim])
 
 
 def own_ranks(lists: list[list[int]]) -> list[int] | None:
-    """That of the ``lists`` of ranks which this rank is in. Dynamo can trace it."""
+    """Returns the list in ``lists`` that has this rank, or None. Dynamo can trace it."""
     rank = dist.get_rank()
     for ranks in lists:
         if rank in ranks:
@@ -157,18 +157,18 @@ def own_ranks(lists: list[list[int]]) -> list[int] | None:
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    """The group of this name."""
+    """Returns the group of this name."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     return cast(dist.ProcessGroup, resolve(name))
 
 
 def rank_in_group(group: Any) -> int:
-    """This process's rank in ``group``, a name or an object."""
+    """Returns this process's rank in ``group``, a name or an object."""
     return dist.get_rank(group_named(group) if isinstance(group, str) else group)
 
 
 def rank_of_peer(group_name: str, global_rank: int) -> int:
-    """The rank within a group of the process that is ``global_rank`` in the world."""
+    """Returns the rank within a group of the process that is ``global_rank`` in the world."""
     return dist.get_group_rank(group_named(group_name), global_rank)
 
 
@@ -178,7 +178,7 @@ rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced_group(group: Any, tag: str) -> Any:
-    """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    """Returns the name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a traced region."""
     if group is None:
         group = dist.group.WORLD
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[1], str):
@@ -195,7 +195,7 @@ def traced_group(group: Any, tag: str) -> Any:
 
 
 def traceable_group(group: Any, tag: str) -> Any:
-    """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
+    """Returns ``group`` as stock PyTorch puts it in a graph: a name, or an object where stock traces one."""
     return _compat.found_group_in_graphs(traced_group(group, tag))
 
 
@@ -203,27 +203,27 @@ def traceable_group(group: Any, tag: str) -> Any:
 
 
 def find_group(group: RankTypes | None, tag: str = "") -> Any:
-    """:func:`resolve_group`, which Dynamo can trace as well."""
+    """Resolves ``group`` like :func:`resolve_group`; Dynamo can trace it as well."""
     if is_dynamo_compiling():
         return traced_group(group, tag)
     return resolve_group(group, tag)
 
 
 def find_group_name(group: RankTypes | None, tag: str = "") -> str:
-    """The name of the group behind ``group``."""
+    """Returns the name of the group behind ``group``."""
     resolved = find_group(group, tag)
     return resolved if isinstance(resolved, str) else resolved.group_name
 
 
 def group_or_group_name(group: dist.ProcessGroup | str) -> Any:
-    """``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
+    """Returns ``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
     return group if isinstance(group, str) else _compat.group_in_graphs(group)
 
 
 def expand_group(group: RankTypes | None, tag: str = "") -> tuple[str, list[int], int]:
-    """The tag, the global ranks and the size of ``group``; can be traced.
+    """Returns the tag, the global ranks and the size of ``group``. Dynamo can trace it.
 
-    Of a list of groups: the ranks of all of them, one after the other, and the size that each has.
+    For a list of groups, returns the ranks of all of them, one after the other, and the size of each.
     """
     if isinstance(group, list):
         if len(group) == 0 or not isinstance(group[0], list):
@@ -256,13 +256,13 @@ def _group_object(group: Any) -> dist.ProcessGroup:
 
 
 def watch_group_registry() -> None:
-    """Tells C++, which remembers groups, of changes that ``torch.distributed`` makes to c10d's registry of
+    """Notifies C++, which caches groups, of changes that ``torch.distributed`` makes to c10d's registry of
     groups.
 
-    C++ learns of each group in the registry and of each new one; of removals, before groups are removed as a
-    part of their destruction; of groups and backends before they are told to ``"abort"`` or to
-    ``"reconfigure"``; of each change of the registry, after it; and remembers no groups while each thread has
-    a registry of its own (simulated ranks in threads).
+    C++ is notified of each group in the registry and of each new one; of removals, before groups are removed
+    as a part of their destruction; of groups and backends, before they ``"abort"`` or ``"reconfigure"``; and
+    of each change of the registry, after it. C++ caches no groups while each thread has a registry of its own
+    (simulated ranks in threads).
     """
 
     def watched(
@@ -309,7 +309,7 @@ def watch_group_registry() -> None:
     _C.remember_groups(True)
 
 
-# Methods of groups and backends after which a group is another: what was under way is lost, or ranks change.
+# Methods of groups and backends that change a group: collectives in flight are lost, or ranks change.
 _ENDS = ("abort", "reconfigure")
 
 
@@ -317,7 +317,7 @@ def _told_before(method: Any, how: str) -> Any:
     @functools.wraps(method)
     def tell_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _have_groups_changed
-        _have_groups_changed = True  # before the group does: meshes are looked at from then on
+        _have_groups_changed = True  # before the group does: meshes are checked from then on
         _note_meshes()
         _C.note_group_ended(self, how)
         return method(self, *args, **kwargs)
@@ -326,7 +326,7 @@ def _told_before(method: Any, how: str) -> Any:
 
 
 def _note_meshes() -> None:
-    """Tells C++ of each ``DeviceMesh``: those that come later are of the group as it will be then."""
+    """Notes each ``DeviceMesh`` in C++: those that are made later have the group as it is by then."""
     module = sys.modules.get("torch.distributed.device_mesh")
     if module is not None:
         for found in gc.get_objects():

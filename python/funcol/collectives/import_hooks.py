@@ -1,4 +1,4 @@
-"""Actions on modules that are not imported yet: they run once somebody imports the module."""
+"""Actions on modules that are not imported yet, which run once the module is imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _AfterImport(MetaPathFinder, Loader):
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Runs ``action`` on module ``name``: now if it is imported, else when somebody imports it."""
+    """Runs ``action`` on module ``name``: now if it is imported, else once it is."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)

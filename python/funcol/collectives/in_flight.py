@@ -1,5 +1,5 @@
-"""Means to find faults: the collectives in flight in this process (a list, a dump at a signal, their callers
-and purposes), and the rank that calls something else."""
+"""Debugging aids: the collectives in flight in this process (a list, a dump at a signal, their callers and
+purposes), and the rank whose call differs."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ InFlight = _C.InFlight
 
 
 def pending() -> list[InFlight]:
-    """The collectives of this process that are in flight, the oldest first.
+    """Returns the collectives of this process that are in flight, the oldest first.
 
     Each has ``op``, ``group`` (its name), ``shapes`` and ``dtype`` of the results, ``seconds`` since its
     start, and, after :func:`~funcol.collectives.record_callers`, ``caller`` and ``purpose``; ``str()`` makes
-    a line of them. Among them are collectives whose results were dropped, those that funcol's kernels started
-    for PyTorch's ``_c10d_functional`` operators, and FSDP2's under :func:`funcol.install`.
+    a line of them. The list includes collectives whose results were dropped, those that funcol's kernels
+    started for PyTorch's ``_c10d_functional`` operators, and FSDP2's under :func:`funcol.install`.
 
-    A collective is in flight until its backend says that it is over, or, where the backend cannot say so
-    (gloo's sends, receives and reduce_scatter), until somebody has waited for it. Collectives that a program
-    starts by ``torch.distributed`` itself are in PyTorch's flight recorder.
+    A collective is in flight until its backend reports that it has completed or, if the backend cannot report
+    it (gloo's sends, receives and reduce_scatter), until it has been waited for. Collectives that a program
+    starts through ``torch.distributed`` itself are in PyTorch's flight recorder.
     """
     return _C.collectives_in_flight()
 
 
 def record_callers(enabled: bool = True) -> None:
-    """From now on notes for each collective which line of Python starts it, and what for.
+    """Records, from now on, the line of Python that starts each collective, and its purpose.
 
-    ``caller`` of :func:`~funcol.pending`, dumps and errors is the line, outside of PyTorch and funcol: of a
-    backward pass, that of ``backward()``. ``purpose`` tells the step of a redistribution, the operator that
-    needs it, the parameters of FSDP2, and, within :func:`name_modules`, the module. Takes less than a
-    microsecond a collective; ``record_callers(False)`` ends it, and then it takes none.
+    ``caller`` in :func:`~funcol.pending`, dumps and errors is that line, outside of PyTorch and funcol; for a
+    backward pass, the line of ``backward()``. ``purpose`` names the step of a redistribution, the operator
+    that needs it, the parameters of FSDP2, and, within :func:`name_modules`, the module. Recording takes less
+    than a microsecond for each collective; ``record_callers(False)`` ends it and its cost.
 
     Purposes are also the names of collectives in profiles, whether or not callers are recorded, where
     PyTorch has such names (``torch.distributed.record_comm``, from 2.15).
@@ -67,10 +67,10 @@ _PACKAGE = __name__.partition(".")[0]
 
 @contextlib.contextmanager
 def name_modules(model: nn.Module) -> Iterator[None]:
-    """While active, collectives of ``model`` have the name of the module that runs in their ``purpose``.
+    """Adds the name of the running module to the ``purpose`` of ``model``'s collectives, while active.
 
-    Their gradients' collectives do, too. By forward hooks, which take some microseconds a module; compiled
-    modules have no names.
+    Collectives of the gradients get it, too. Forward hooks do so, which take some microseconds for each
+    module; compiled modules have no names.
     """
     entered = threading.local()
 
@@ -111,15 +111,15 @@ def dump_pending(file: Any = None) -> None:
 
 
 def dump_pending_on(signum: int, file: _File | None = None) -> None:
-    """From now on the process writes :func:`~funcol.pending` to ``file`` when it gets the signal ``signum``.
+    """Makes the process write :func:`~funcol.pending` to ``file`` when it gets the signal ``signum``.
 
-    A thread without the GIL writes, so that it also works while every thread of Python waits, as a rank does
-    that hangs. The handler that was there before is called as well: ``faulthandler.register(signum,
-    chain=True)`` gives stacks, too. ``file`` has ``fileno()`` and has to stay open; the default is stderr.
-    Forked processes write as well. On devices it lists what nobody has waited for, since a device that hangs
-    may not answer. PyTorch's counterpart is the flight recorder, Python's ``faulthandler.register``.
+    A thread without the GIL writes, so that it also works while every thread of Python waits, as in a rank
+    that hangs. The previous handler is called as well: ``faulthandler.register(signum, chain=True)`` gives
+    stacks, too. ``file`` has ``fileno()`` and has to stay open; the default is stderr. Forked processes write
+    as well. On devices it lists the collectives that have not been waited for, since a device that hangs may
+    not answer. PyTorch's counterpart is the flight recorder, Python's ``faulthandler.register``.
 
-    ``ValueError`` for a number that is no signal, ``RuntimeError`` for one that takes no handler.
+    Raises ``ValueError`` for a number that is not a signal, ``RuntimeError`` for one that takes no handler.
     """
     file = sys.stderr if file is None else file
     descriptor = file.fileno()
@@ -131,7 +131,7 @@ def dump_pending_on(signum: int, file: _File | None = None) -> None:
 
 
 def cancel_dump_pending_on(signum: int) -> bool:
-    """Ends :func:`dump_pending_on` for the signal; whether it was on."""
+    """Ends :func:`dump_pending_on` for the signal. Returns true if it was on."""
     was_on = _C.stop_dumping_in_flight_on(int(signum))
     _files.pop(int(signum), None)
     return was_on
@@ -143,15 +143,14 @@ _follows_forks: list[bool] = []
 
 @contextlib.contextmanager
 def check_agreement() -> Iterator[None]:
-    """While active, all ranks compare their calls of funcol's collectives before anything is sent.
+    """Makes all ranks compare, while active, their calls of funcol's collectives before anything is sent.
 
-    Op, reduce op, dims, shapes and dtypes have to be the same on all ranks of the group (split sizes have to
-    fit). If they are not, every rank raises ``torch.distributed.DistBackendError``, which names the first
-    rank that differs and both calls; a rank that makes no call within the group's timeout is named by the
-    others.
-    Backward passes are included, compiled regions, sends and receives are not.
+    Op, reduce op, dims, shapes and dtypes have to be equal on all ranks of the group (split sizes have to
+    fit). Otherwise every rank raises ``torch.distributed.DistBackendError``, which names the first rank that
+    differs and both calls. If a rank makes no call within the group's timeout, the others name it. Backward
+    passes are included; compiled regions, sends and receives are not.
 
-    For finding a fault: each call waits for all ranks. Enter it at the same point on all ranks.
+    Use it to find a fault, since each call waits for all ranks. Enter it at the same point on all ranks.
     """
     _C.check_agreement(True)
     try:

@@ -1,4 +1,4 @@
-"""How funcol and ``torch.compile`` meet.
+"""The border between funcol and ``torch.compile``.
 
 Inside a compiled region collectives are PyTorch's own ``_c10d_functional`` ops. At its border, a pending
 input must not look different from a plain one, or Dynamo would compile the region twice: its guards
@@ -31,8 +31,8 @@ _remap_in_dynamo: Callable[[bool], None]
 def install(remap_in_dynamo: Callable[[bool], None]) -> None:
     """Keeps funcol's operators in graphs, and hides the wake key while compiled callables run.
 
-    Once Dynamo is imported, ``remap_in_dynamo(enabled)`` says whether it traces ``torch.distributed``'s
-    collectives; see :func:`remap_collectives`.
+    Once Dynamo is imported, ``remap_in_dynamo(enabled)`` is called to set whether it traces
+    ``torch.distributed``'s collectives; see :func:`remap_collectives`.
     """
     global _remap_in_dynamo
     _remap_in_dynamo = remap_in_dynamo
@@ -67,7 +67,7 @@ def _settle_before_higher_order_ops() -> None:
     """Settles each tensor that a higher-order operator, such as ``cond``, is called with.
 
     Those operators are dispatched in Python, by the highest key of their tensors, past every C++ fallback.
-    The wake key, which a tensor may have without being pending, is none that they know.
+    They do not know the wake key, which a tensor may have without being pending.
     """
     ops: Any = torch._ops
     original = ops.key_extractor
@@ -82,7 +82,7 @@ def _settle_before_higher_order_ops() -> None:
 
 
 def are_we_tracing() -> bool:
-    """True if operators are recorded, not computed: by Dynamo, ``make_fx``, fake tensors, AOTAutograd."""
+    """Returns true if Dynamo, ``make_fx``, fake tensors or AOTAutograd record operators, not compute them."""
     if is_dynamo_compiling():
         return True
     modes = torch._C._TorchDispatchModeKey
@@ -96,11 +96,11 @@ def are_we_tracing() -> bool:
 
 @contextlib.contextmanager
 def allow_inflight_collective_as_graph_input_ctx(value: bool = True) -> Iterator[None]:
-    """While active, a tensor that ``torch.distributed`` is still writing to may enter a compiled region.
+    """Lets tensors that ``torch.distributed`` is still writing to enter compiled regions, while active.
 
-    PyTorch then notes the ``Work`` of each eager collective with ``async_op=True``, so that
-    :func:`~funcol.wait_tensor` inside the region waits for it. Results of funcol's own collectives may
-    always enter one.
+    PyTorch then records the ``Work`` of each eager collective with ``async_op=True``, so that
+    :func:`~funcol.wait_tensor` inside the region waits for it. Results of funcol's own collectives may always
+    enter one.
     """
     c10d = torch._C._distributed_c10d
     before = c10d._allow_inflight_collective_as_graph_input()

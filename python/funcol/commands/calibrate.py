@@ -86,13 +86,13 @@ def _print_line(line: str) -> None:
 
 
 def _ignore_line(line: str) -> None:
-    """Only one rank reports."""
+    """Does nothing: only one rank reports."""
 
 
 def measure(
     mesh: DeviceMesh, sizes: Sequence[int], num_runs: int, report: Callable[[str], None]
 ) -> AlphaBeta:
-    """Latency and bandwidth of every axis and collective of ``mesh``, fitted to messages of ``sizes`` bytes.
+    """Fits latency and bandwidth of each axis and collective of ``mesh`` to messages of ``sizes`` bytes.
 
     Every rank calls it. A time is the median of ``num_runs`` runs on the slowest rank, so all ranks get the
     same model. ``report`` gets a line for each figure.
@@ -112,8 +112,8 @@ def measure(
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
-    """Latency and bandwidth, neither negative, with the least relative errors on ``samples``: (bytes,
-    microseconds). Small messages tell the latency, large ones the bandwidth."""
+    """Returns latency and bandwidth, neither negative, with the least relative errors on ``samples``: (bytes,
+    microseconds). Small messages determine the latency, large ones the bandwidth."""
     weights = [1 / max(us, 1e-3) ** 2 for _, us in samples]
     total = sum(weights)
     mean_bytes = sum(w * size for w, (size, _) in zip(weights, samples, strict=True)) / total
@@ -169,7 +169,7 @@ def _measured(mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_
 def _collective(
     kind: str, whole: int, num_ranks: int, group: dist.ProcessGroup, device: str
 ) -> tuple[Callable[[], Tensor], float]:
-    """The collective on ``whole`` float32 elements, and the bytes that a rank sends in it."""
+    """Returns the collective on ``whole`` float32 elements, and the bytes that a rank sends in it."""
     share = 4.0 * whole * (num_ranks - 1) / num_ranks
     tensor = torch.ones(whole // num_ranks if kind == "all_gather" else whole, device=device)
     ring = [(rank + 1) % num_ranks for rank in range(num_ranks)]
@@ -210,7 +210,7 @@ def _finish_device(mesh: DeviceMesh) -> None:
 
 
 def _agreed(samples: list[tuple[float, float]], mesh: DeviceMesh) -> list[tuple[float, float]]:
-    """``samples`` with the times of the slowest rank."""
+    """Returns ``samples`` with the times of the slowest rank."""
     times = torch.tensor([us for _, us in samples], dtype=torch.float64, device=mesh.device_type)
     dist.all_reduce(times, dist.ReduceOp.MAX)
     return [(size, us) for (size, _), us in zip(samples, times.tolist(), strict=True)]

@@ -50,7 +50,7 @@ def add_to(commands: Any) -> None:
 
 @functools.cache
 def _module_of(file: Path) -> Any:
-    """The module that the file makes; ``CheckError`` if it makes none with a program."""
+    """Returns the module of a file. Raises ``CheckError`` if it cannot be imported or has no program."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise CheckError(f"there is no Python file {file}. Pass one that defines program(mesh).")

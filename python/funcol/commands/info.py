@@ -28,8 +28,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def info(verbose: bool = False) -> str:
-    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text; with ``verbose``
-    lists of functions, and else their numbers."""
+    """Returns versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text; with
+    ``verbose`` lists of functions, and else their numbers."""
     kernels = _C.registered_kernels()
     backends = [
         name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()

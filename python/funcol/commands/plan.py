@@ -190,7 +190,7 @@ def _run_between_meshes(arguments: argparse.Namespace, cost_model: CostModel | N
 
 
 def _check_size(arguments: argparse.Namespace) -> None:
-    """Refuses meshes between which a plan takes more than a few seconds."""
+    """Raises ``ValueError`` for meshes between which a plan takes more than a few seconds."""
     sides = (
         (arguments.mesh, arguments.src, arguments.src_order),
         (arguments.to_mesh, arguments.dst, arguments.dst_order),
@@ -272,7 +272,7 @@ def _mesh_text(mesh: _C.Mesh, ranks: tuple[int, ...]) -> str:
 
 
 def plan_as_table(plan: Plan, unit: str) -> str:
-    """A line a step and one with the totals; bytes are those of the rank that sends or holds most."""
+    """Returns a line per step and one of totals; bytes are those of the rank that sends or holds most."""
     return "\n".join(f"  {line}" for line in aligned(step_rows(plan, unit), num_left=3))
 
 

@@ -16,7 +16,7 @@ Interval = tuple[float, float]
 
 
 def merged(spans: Iterable[Span]) -> list[Interval]:
-    """The time that any of ``spans`` covers, as intervals that do not overlap, in order."""
+    """Returns the time that any of ``spans`` covers, as intervals that do not overlap, in order."""
     intervals: list[Interval] = []
     for start, end in sorted((span.start, span.end) for span in spans):
         if intervals and start <= intervals[-1][1]:
@@ -31,7 +31,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def common(span: Interval, others: Sequence[Interval]) -> float:
-    """Length of ``span`` that lies in ``others``, which do not overlap each other."""
+    """Returns the length of ``span`` that lies in ``others``, which do not overlap each other."""
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
@@ -93,7 +93,7 @@ class Activity:
 
     @property
     def bare(self) -> list[Interval]:
-        """When collectives run and nothing is computed: communication that nothing hides."""
+        """The time when collectives run and nothing is computed: communication that nothing hides."""
         return without(self.sending, self.compute)
 
 
@@ -102,8 +102,8 @@ def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
 
     ``rank`` is its number if the trace does not contain it. On a device, kernels of NCCL communicate; other
     kernels and copies compute. In a trace without a device, operators compute, except for the time in which
-    they wait for a collective, and the calls of gloo's threads communicate. ``ValueError`` if the trace
-    contains none of this. Takes as long as sorting the spans, however they overlap.
+    they wait for a collective, and the calls of gloo's threads communicate. Raises ``ValueError`` if the
+    trace contains none of this. Takes as long as sorting the spans, however they overlap.
     """
     rank = rank if trace.rank is None else trace.rank
     looked_at = _Window(trace.spans, during, rank)
@@ -156,9 +156,9 @@ class _Window:
 
 
 def _operators(spans: Sequence[Span]) -> list[Span]:
-    """The operators that compute.
+    """Returns the operators that compute.
 
-    An operator without others inside it computes. One of ATen with others inside computes as a whole, as
+    An operator without others inside it computes. An operator of ATen with others inside computes as one, as
     ``aten::mm`` does, unless one of those starts or waits for a collective, or has the name of an operator
     around it: then the outer one is DTensor's, or another class's, and the inner ones are looked at.
     """
@@ -236,7 +236,7 @@ def draw_intervals(
 
 
 def label_lanes(ax: Any, ranks: Sequence[int], communication: str) -> None:
-    """For each rank, 2.3 below the one before, a lane of compute and one of communication."""
+    """Labels a lane of compute and one of communication for each rank, 2.3 below the rank before."""
     ax.set_yticks(
         [2.3 * place + lane for place in range(len(ranks)) for lane in (0, 1)],
         [f"rank {rank} {lane}" for rank in ranks for lane in ("compute", communication)],

@@ -79,7 +79,7 @@ def _activity_in(path: Path, rank: int, arguments: argparse.Namespace) -> Activi
 
 
 def activity_rows(activities: Sequence[Activity]) -> Rows:
-    """A header, a row a rank and, of several ranks, their mean; times in ms."""
+    """Returns a header, a row per rank and, for several ranks, their mean; times in ms."""
     rows: Rows = [("rank", "time, ms", "compute", "communication", "nothing hid", "share")]
     numbers = []
     for one in activities:
@@ -100,7 +100,7 @@ def _row(numbers: Sequence[float]) -> tuple[str, ...]:
 def draw(activities: Sequence[Activity], path: Path) -> None:
     """Writes a picture with two lanes a rank: compute and waits; communication, dark where nothing hid it.
 
-    ``ValueError`` without matplotlib, or if the file cannot be written. Of more than
+    Raises ``ValueError`` without matplotlib, or if the file cannot be written. Of more than
     :data:`MOST_RANKS_DRAWN` ranks the first are drawn.
     """
     try:

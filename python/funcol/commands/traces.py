@@ -1,4 +1,4 @@
-"""Traces of torch.profiler as spans of time: the one reader, which checks every value that it hands on."""
+"""Traces of torch.profiler as spans of time: the one reader, which checks every value that it returns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Trace:
 def read_trace(path: str | Path, most_bytes: int = MOST_BYTES) -> Trace:
     """Reads a trace from a file, which may be compressed (``.gz``).
 
-    :class:`TraceError` names the file, and says what is wrong with it. It is also raised if the file, once
+    Raises :class:`TraceError`, which names the file and what is wrong with it, also if the file, once
     decompressed, has more than ``most_bytes`` bytes: no more of it is read.
     """
     try:
@@ -182,7 +182,7 @@ def _value(
 
 
 def _shown(value: Any) -> str:
-    """Returns ``value`` as JSON, of which long ones show their beginning."""
+    """Returns ``value`` as JSON, cut off if it is long."""
     try:
         text = json.dumps(value)
     except RecursionError:

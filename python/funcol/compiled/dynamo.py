@@ -1,5 +1,5 @@
 """How Dynamo traces calls of ``torch.distributed``'s collectives, of redistributions, and of functions on
-local tensors (:mod:`funcol.local_map`). Imported once Dynamo is.
+local tensors (:mod:`funcol.local_map`). It is imported once Dynamo is.
 
 Dynamo wraps each function that it meets in a variable. The variable of a collective calls a form of it that
 Dynamo can trace. The variables here take the place of PyTorch's and know more forms.
@@ -49,7 +49,7 @@ _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wai
 
 def remap_collectives(enabled: bool) -> None:
     """Makes Dynamo trace collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them, or as
-    PyTorch."""
+    PyTorch does."""
     chosen = RemappedCollective if enabled else TracedRedistribution
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
@@ -61,7 +61,7 @@ _TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
     """Redistributions and local maps as calls in the graph, which the layers below trace.
 
-    Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region, but
+    Dynamo cannot follow specs, so all arguments that are not tensors have to be constants of the region, but
     for the sizes of ``shape``, which may be symbols.
     """
 
@@ -173,7 +173,7 @@ def _constant(name: str, argument: VariableTracker) -> Any:
 
 
 def _sizes(argument: VariableTracker) -> tuple[Any, ...]:
-    """The sizes of a shape: numbers, or what stands for symbols in the graph."""
+    """Returns the sizes of a shape: numbers, or the proxies of symbols in the graph."""
     argument = argument.realize()
     items = argument.items if isinstance(argument, BaseListVariable) else None
     if items is None:
@@ -233,7 +233,7 @@ class _WaitLater:
 
 
 def _storages(node: Node) -> set[StorageWeakRef] | None:
-    """The memory behind the value of ``node``, or None if that cannot be told."""
+    """Returns the memory behind the value of ``node``, or None if that is not known."""
     if "example_value" not in node.meta:
         return None
     tensors = [value for value in tree_leaves(node.meta["example_value"]) if isinstance(value, Tensor)]
@@ -252,7 +252,7 @@ class _Operand(int):
 def _call_local_map(
     tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
 ) -> VariableTracker:
-    """The call ``funcol.local_map.call_in_compiled_region(*args, **kwargs)`` in the graph of ``tx``."""
+    """Calls ``funcol.local_map.call_in_compiled_region(*args, **kwargs)`` in the graph of ``tx``."""
     applied: Any = args[0].realize()
     positional, keywords = args[1:]
     local_map = getattr(applied, "value", None)
@@ -299,7 +299,7 @@ def _call_local_map(
 
 
 def _template(argument: VariableTracker, operands: list[Any]) -> Any:
-    """``argument`` with an :class:`_Operand` for each tensor and size; these are appended to ``operands``."""
+    """Returns ``argument`` with an :class:`_Operand` for each tensor and size, appended to ``operands``."""
     argument = argument.realize()
     if isinstance(argument, (TensorVariable, SymNodeVariable)):
         operands.append(argument.as_proxy())
@@ -338,8 +338,8 @@ def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> Variable
 
 
 def _captured(value: Any, source: Source | None, seen: set[int]) -> Iterator[tuple[Tensor, Source | None]]:
-    """The tensors that the function ``value`` closes over, and their sources, by which compiled code finds
-    them."""
+    """Yields the tensors that the function ``value`` closes over, and their sources, by which compiled code
+    finds them."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -90,16 +90,16 @@ class TracedWork:
         return True
 
     def synchronize(self) -> None:
-        """:meth:`wait`."""
+        """Calls :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """True: nothing in the region sees the collective unfinished."""
+        """Returns true: nothing in the region sees the collective unfinished."""
         return True
 
 
 def traced_work(outputs: Tensor | list[Tensor]) -> TracedWork:
-    """The work that writes to ``outputs``. Dynamo traces this call in the place of the constructor's."""
+    """Returns the work that writes to ``outputs``. Dynamo traces this call instead of the constructor's."""
     return TracedWork(outputs if isinstance(outputs, list) else [outputs])
 
 
@@ -350,7 +350,7 @@ in their place."""
 
 
 def _point_to_point() -> Any:
-    # Without Dynamo and dispatch modes nobody traces, which are_we_tracing() takes longer to tell.
+    # Without Dynamo and dispatch modes nothing is traced, which are_we_tracing() takes longer to find out.
     may_trace = is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return torch.ops._c10d_functional if may_trace and are_we_tracing() else torch.ops.funcol
 

@@ -57,7 +57,7 @@ class _Replacement(NamedTuple):
 
 
 def _replacements() -> list[_Replacement]:
-    """The public functions that PyTorch's module and funcol both have, where they differ."""
+    """Returns the public functions that PyTorch's module and funcol both have, where they differ."""
     found = []
     for name, held in vars(stock).items():
         ours = _OURS.get(name)
@@ -70,7 +70,7 @@ def _replacements() -> list[_Replacement]:
 
 
 def kept_from_programs() -> dict[str, str]:
-    """Functions that programs put in the place of PyTorch's, by the names of those."""
+    """Returns the functions that programs put in the place of PyTorch's, by the names of PyTorch's."""
     if _installed is not None:
         return _installed.kept
     return _kept(_replacements())
@@ -84,14 +84,14 @@ def _kept(replacements: list[_Replacement]) -> dict[str, str]:
 
 
 def replaced_functions() -> list[str]:
-    """Names of the functions in PyTorch's module that :func:`funcol.install` replaces."""
+    """Returns the names of the functions in PyTorch's module that :func:`funcol.install` replaces."""
     replacements = _replacements() if _installed is None else _installed.replacements
     return [replacement.name for replacement in replacements]
 
 
 def _namespaces_with(ids: KeysView[int]) -> Iterator[dict[Any, Any]]:
-    """The dicts in which PyTorch refers to its own functions, its modules' and Dynamo's table, that hold an
-    object with one of ``ids``."""
+    """Yields the dicts in which PyTorch refers to its own functions, its modules' and Dynamo's table, that
+    hold an object with one of ``ids``."""
     namespaces: list[dict[Any, Any]] = [
         vars(module)
         for name, module in list(sys.modules.items())
@@ -103,7 +103,7 @@ def _namespaces_with(ids: KeysView[int]) -> Iterator[dict[Any, Any]]:
 
 
 class _Installation:
-    """funcol's functions and kernels in place. :meth:`undo` puts PyTorch's back, also into modules that have
+    """funcol's functions and kernels, installed. :meth:`undo` restores PyTorch's, also in modules that have
     imported ours since."""
 
     def __init__(self) -> None:
@@ -144,8 +144,8 @@ class _Installation:
                     namespace[key] = self._stock_of(value, key)
 
     def _stock_of(self, ours: Any, key: Any) -> Any:
-        """PyTorch's function for which ``ours`` stood in a module that imported it as ``key``: some functions
-        have several names."""
+        """Returns PyTorch's function that ``ours`` replaced in a module that imported it as ``key``: some
+        functions have several names."""
         by_name = {replacement.name: replacement.theirs for replacement in self._by_ours[id(ours)]}
         return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
 
@@ -154,7 +154,7 @@ _lock = threading.Lock()
 _installed: _Installation | None = None
 _undo_dtensor: Callable[[], None] | None = None
 _BY_INSTALL = object()
-# Who wants funcol, install() or an open installed(): true if DTensor is wanted, too.
+# The callers that want funcol, install() or open installed(): true if DTensor is wanted, too.
 _wanted: dict[object, bool] = {}
 
 
@@ -240,7 +240,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(*, dtensor: bool = True) -> Iterator[None]:
-    """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
+    """Calls :func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
 
     The last context to end uninstalls, unless :func:`install` was called too.
     """

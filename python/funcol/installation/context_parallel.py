@@ -36,7 +36,7 @@ put = PutOnImport(_MODULE, _start).put
 
 
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
-    """DTensor's handler of both operators: a call on local tensors for each step of the ring."""
+    """Handles both operators for DTensor: calls them on local tensors for each step of the ring."""
     call = arguments_of(op, args, kwargs)
     if call["attn_mask"] is not None:
         raise NotImplementedError(

@@ -9,15 +9,15 @@ from .. import _C
 
 
 def decision_counts() -> dict[str, dict[str, int]]:
-    """How many sharding decisions for each operator C++ made under :func:`funcol.install`, and how many were
-    left to PyTorch's propagator and why: ``{"aten.add_.Tensor": {"C++": 3, "refused": 1}}``. A decision that
-    is remembered counts once.
+    """Returns how many sharding decisions for each operator C++ made under :func:`funcol.install`, and how
+    many were left to PyTorch's propagator and why: ``{"aten.add_.Tensor": {"C++": 3, "refused": 1}}``. A
+    decision that is remembered counts once.
 
     The reasons are
 
     - ``"axes"``: more than 8 mesh axes, and a tensor that they cut in another order than the mesh's;
     - ``"metas"``: sizes of results depend on data, or the operator raises an error;
-    - ``"minor"``: this minor of PyTorch has rules of the whole mesh (2.11 to 2.13);
+    - ``"minor"``: this PyTorch release has rules of the whole mesh (2.11 to 2.13);
     - ``"refused"``: PyTorch raises an error, and no rule in C++ knows a way;
     - ``"rule"``: PyTorch derives the rule from the operator's decomposition, or the program registered one of
       the whole mesh;
@@ -33,14 +33,14 @@ def forget_decision_counts() -> None:
 
 
 def operator_counts() -> dict[str, dict[str, int]]:
-    """How often each operator on DTensors was served in C++ since :func:`funcol.install`, and how often and
-    why PyTorch served it: ``{"aten.mm.default": {"served": 96, "argument": 1}}``.
+    """Returns how often C++ handled each operator on DTensors since :func:`funcol.install`, and how often and
+    why PyTorch did: ``{"aten.mm.default": {"served": 96, "argument": 1}}``.
 
     The reasons are
 
     - ``"argument"``: an argument of another kind, such as a subclass of DTensor or a plain tensor with dims;
     - ``"decision"``: a decision that moves what is written to or viewed, rewrites the operator, or fails;
-    - ``"full"``: served in C++, but decided anew, since the table of calls is full: see
+    - ``"full"``: handled in C++, but decided anew, since the table of calls is full: see
       :func:`funcol.table_limits`;
     - ``"handler"``: a handler of PyTorch's or of the program for the operator;
     - ``"kind"``: an operator that changes the shape of its argument in place, compares tensors of all ranks,
@@ -68,7 +68,7 @@ def table_limits(limits: Mapping[str, int] | None = None) -> dict[str, int]:
     in 16, in place of entries drawn at random, so that programs with more shapes than it holds still find
     most of theirs. A lower limit takes effect at once; 0 turns a table off. Sizes are estimates.
 
-    ``ValueError`` for a table that does not exist, and for a limit below 0; nothing is set then.
+    Raises ``ValueError`` for a table that does not exist, and for a limit below 0; nothing is set then.
     """
     found: dict[str, int] = _C.table_limits()
     for name, limit in (limits or {}).items():

@@ -54,8 +54,8 @@ _local_results: Callable[..., object] = patching.copied(_dispatcher["local_resul
 use_as_pytorchs(_redistribute_local_tensor)
 
 
-# The four methods that programs call at every step. PyTorch's functions take over their code
-# (patching.inlined), so that C++ is one call away: all that they refer to are their parameters.
+# The four methods that programs call at every step. PyTorch's functions get their code (patching.inlined), so
+# that C++ is one call away: they refer to their parameters alone.
 
 
 def _to_local_in_python(dtensor: DTensor, grad_placements: Sequence[Placement] | None) -> Tensor:
@@ -72,7 +72,7 @@ def to_local(
     _in_cpp: Callable[..., Tensor] = _C.dtensor_to_local,
     _in_python: Callable[..., Tensor] = _to_local_in_python,
 ) -> Tensor:
-    """PyTorch counterpart: ``DTensor.to_local``."""
+    """Replaces ``DTensor.to_local``."""
     if not _is_compiling():
         local = _in_cpp(self, grad_placements)
         if local is not NotImplemented:
@@ -108,7 +108,7 @@ def from_local(
     _in_cpp: Callable[..., DTensor] = _C.dtensor_from_local,
     _in_python: Callable[..., DTensor] = _from_local_in_python,
 ) -> DTensor:
-    """PyTorch counterpart: ``DTensor.from_local``."""
+    """Replaces ``DTensor.from_local``."""
     if device_mesh is not None and not run_check and not _is_compiling():
         dtensor = _in_cpp(local_tensor, device_mesh, placements, shape, stride, grad_placements)
         if dtensor is not NotImplemented:
@@ -177,7 +177,7 @@ def redistribute(
     _in_cpp: Callable[..., DTensor] = _C.redistribute_dtensor,
     _in_python: Callable[..., DTensor] = _redistribute_in_python,
 ) -> DTensor:
-    """Goes by funcol's plan, which may take fewer collectives than PyTorch's.
+    """Redistributes by funcol's plan, which may take fewer collectives than PyTorch's.
 
     PyTorch counterpart: ``DTensor.redistribute``.
     """
@@ -198,7 +198,7 @@ def full_tensor(
     _in_cpp: Callable[..., Tensor] = _C.dtensor_full_tensor,
     _in_python: Callable[..., Tensor] = _full_tensor,
 ) -> Tensor:
-    """PyTorch counterpart: ``DTensor.full_tensor``."""
+    """Replaces ``DTensor.full_tensor``."""
     if not _is_compiling():
         whole = _in_cpp(self, grad_placements)
         if whole is not NotImplemented:
@@ -261,7 +261,7 @@ def redistribute_local_tensor(
     use_graph_based_transform: bool | None = None,
     is_explicit: bool = False,
 ) -> Tensor:
-    """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
+    """Replaces ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
 
     ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's function
     moves tensors without a plan: those with placements of other kinds, partials with rules of their own, or
@@ -290,7 +290,7 @@ _debug_mode: Any = getattr(stock_redistribute, "get_active_debug_mode", None)
 
 def _axis_to_reduce(current: DTensorSpec, target: DTensorSpec) -> int | None:
     """Returns the axis along which a partial with a rule of its own, such as the norm of a model's gradients,
-    is to be reduced; ``None`` if anything else changes, or somebody watches."""
+    is to be reduced; ``None`` if anything else changes, or PyTorch's ``DebugMode`` is active."""
     changed = [
         axis
         for axis, (held, wanted) in enumerate(zip(current.placements, target.placements, strict=True))
@@ -317,12 +317,12 @@ def _axis_to_reduce(current: DTensorSpec, target: DTensorSpec) -> int | None:
 
 
 def redistribute_cost(current_spec: DTensorSpec, new_spec: DTensorSpec) -> float:
-    """PyTorch counterpart: ``torch.distributed.tensor._collective_utils.redistribute_cost``."""
+    """Replaces ``torch.distributed.tensor._collective_utils.redistribute_cost``."""
     return _costs([current_spec], new_spec)[0]
 
 
 def generate_redistribute_costs(src_strategy: OpStrategy, dst_spec: DTensorSpec) -> list[float]:
-    """PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``."""
+    """Replaces ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``."""
     return _costs([strategy.output_spec for strategy in src_strategy.strategies], dst_spec)
 
 
@@ -355,7 +355,7 @@ def local_results(
 def _written_first(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
-    """Runs an operator in place. What it does not read it overwrites where it is."""
+    """Runs an in-place operator. A tensor that it overwrites without reading is not moved first."""
     held = op_info.flat_args_schema[0]
     wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[0]
     if not isinstance(held, DTensorSpec) or held.placements == wanted.placements:
@@ -376,7 +376,7 @@ def _written_first(
 def _written_list(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
-    """Runs an operator on lists, of which it writes to the first one."""
+    """Runs an operator on lists, the first of which it writes to."""
     count = len(args[0])
     held, specs = op_info.local_args[:count], op_info.flat_args_schema[:count]
     wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[:count]

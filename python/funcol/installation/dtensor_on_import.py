@@ -63,8 +63,8 @@ _under_fully_shard = PutOnImport("torch.distributed.fsdp._fully_shard", _start_f
 
 
 def put() -> Callable[[], None]:
-    """Puts funcol under what is imported now, and else as soon as it is. Returns the function that undoes
-    it."""
+    """Puts funcol under the modules that are imported now, and under the others as soon as they are. Returns
+    the function that undoes it."""
     return put_all((_under_dtensor.put, _under_fully_shard.put))
 
 
@@ -78,7 +78,7 @@ def is_under_dtensor() -> bool:
 
 @functools.cache
 def report_unknown_release() -> None:
-    """Prints one line of what is left to PyTorch, once in a process, if the release is unknown."""
+    """Prints one line about what is left to PyTorch, once in a process, if the release is unknown."""
     if _build_info.TORCH_IS_SUPPORTED:
         return
     left: list[str] = []

@@ -34,7 +34,7 @@ def _start(flat_apply: Any) -> Callable[[], None]:
     stock = patching.copied(theirs)
 
     def to_graphable(stuff: Any) -> Any:
-        """PyTorch counterpart: ``torch._higher_order_ops.flat_apply.to_graphable``."""
+        """Replaces ``torch._higher_order_ops.flat_apply.to_graphable``."""
         return stock(pytree.tree_map_only(DTensorSpec, _Constant, stuff))
 
     return patching.redirected(theirs, to_graphable)

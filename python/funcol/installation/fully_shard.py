@@ -5,7 +5,7 @@ replaces the work on every parameter of a group, which C++ does for the whole gr
 group's gather and reduction: see :mod:`funcol.installation.fully_shard_calls`.
 
 A function of PyTorch is replaced if :data:`funcol.installation.fully_shard_table.FUNCTIONS` has the digests
-of its source and of all functions that the replacement passes by; else PyTorch's runs. This module imports
+of its source and of all functions that the replacement bypasses; else PyTorch's runs. This module imports
 FSDP2.
 """
 
@@ -47,8 +47,8 @@ _MODULES: list[Any] = [
 
 
 def _places(name: str) -> list[tuple[Any, str]]:
-    """The modules, or classes, that hold the function ``name``, and its name there: FSDP2's modules import
-    one another's functions."""
+    """Returns the modules, or classes, that hold the function ``name``, and its name there: FSDP2's modules
+    import one another's functions."""
     first, _, method = name.partition(".")
     modules = [module for module in _MODULES if first in vars(module)]
     if not method:
@@ -57,21 +57,21 @@ def _places(name: str) -> list[tuple[Any, str]]:
 
 
 def _found(name: str) -> list[Any]:
-    """The function ``name`` at each of its places."""
+    """Returns the function ``name`` at each of its places."""
     nothing = object()
     found = [inspect.getattr_static(owner, attribute, nothing) for owner, attribute in _places(name)]
     return [value for value in found if value is not nothing]
 
 
 def looked_up(name: str) -> Any:
-    """The function ``name`` of FSDP2, a name or ``Class.method``, in its decorators; ``None`` if this minor
-    has none."""
+    """Returns the function ``name`` of FSDP2, a name or ``Class.method``, in its decorators; ``None`` if this
+    release has none."""
     found = _found(name)
     return found[0] if found else None
 
 
 def _function(name: str) -> Any:
-    """PyTorch's function ``name`` without its decorators; ``None`` if this minor has none,
+    """Returns PyTorch's function ``name`` without its decorators; ``None`` if this release has none,
     ``patching.NOT_PYTORCHS`` if a program has replaced it in some place."""
     found = _found(name)
     if not found:
@@ -103,7 +103,7 @@ def _is_outside_dynamo() -> bool:
 
 
 def _wrapped_hooks() -> list[str]:
-    """The hooks that have a wrapper of known source around them, and no other."""
+    """Returns the hooks that have a wrapper of known source around them, and no other wrapper."""
     wrappers = [_function(name) for name in HOOK_WRAPPERS if _is_known(name)]
     codes = [code for wrapper in wrappers if wrapper is not None for code in wrapper.__code__.co_consts]
     return [name for name in HOOKS if getattr(looked_up(name), "__code__", None) in codes]
@@ -121,8 +121,8 @@ def _has_own_record_function() -> bool:
 
 
 def _replaceable() -> list[str]:
-    """The functions of known source whose replacements pass by functions of known source alone. A function
-    that is passed by and has a replacement has to be replaceable itself."""
+    """Returns the functions of known source whose replacements bypass only functions of known source. A
+    function that is bypassed and has a replacement has to be replaceable itself."""
     may_omit_ranges = _has_own_record_function()
     names = [
         name
@@ -141,13 +141,13 @@ def _replaceable() -> list[str]:
 
 
 def taken_over() -> tuple[list[str], list[str]]:
-    """Names of the functions that funcol replaces in this minor, and of those only in others."""
+    """Returns the names of functions that funcol replaces in this release, and of those only in others."""
     taken = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
     return taken, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in taken]
 
 
 def not_pytorchs() -> list[str]:
-    """Names of the functions that programs had replaced or wrapped before funcol came."""
+    """Returns the names of the functions that programs replaced or wrapped before funcol was installed."""
     if _replaced_now:
         return list(_not_pytorchs_then)
     names = dict.fromkeys([*REPLACED, *(passed for name in REPLACED for passed in FUNCTIONS[name].passes_by)])
@@ -155,7 +155,7 @@ def not_pytorchs() -> list[str]:
     return [*found, *([] if _has_own_record_function() else ["record_function"])]
 
 
-# Both are set while funcol is under FSDP2: replaced functions cannot be recognised by their sources.
+# Both are set while funcol is under FSDP2: replaced functions cannot be recognized by their sources.
 _replaced_now: list[str] = []
 _not_pytorchs_then: list[str] = []
 
@@ -183,7 +183,7 @@ def put() -> Callable[[], None]:
 
 
 def _hand_over(replaced: Iterable[str]) -> None:
-    """Gives C++ FSDP2's classes, and the functions that it passes by: C++ sees when a program replaces
+    """Registers FSDP2's classes with C++, and the functions that C++ bypasses unless a program replaces
     one."""
 
     def values(names: Iterable[str]) -> list[tuple[Any, str, Any]]:
@@ -218,7 +218,8 @@ def _hand_over(replaced: Iterable[str]) -> None:
 
 
 def _methods(owner: type, names: Iterable[str]) -> list[str]:
-    """The methods of ``owner`` among the functions ``names`` in whose place an object may have its own."""
+    """Returns the methods of ``owner`` among the functions ``names`` in whose place an object may have its
+    own."""
     found = [
         method for first, _, method in (name.partition(".") for name in names) if first == owner.__name__
     ]
@@ -226,8 +227,8 @@ def _methods(owner: type, names: Iterable[str]) -> list[str]:
 
 
 def _own_stream(owner: Any, name: str) -> Any:
-    """PyTorch's stream class, event class or method ``name`` of ``owner``; ``NOT_PYTORCHS``, which is nowhere
-    found, if a program has replaced it."""
+    """Returns PyTorch's stream class, event class or method ``name`` of ``owner``; ``NOT_PYTORCHS``, which
+    equals none of them, if a program has replaced it."""
     found = vars(owner)[name]
     is_own = (
         found.__module__ == torch.cpu.__name__

@@ -63,7 +63,7 @@ def foreach_all_gather(
 
 
 def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_size: int) -> Any:
-    """PyTorch counterpart: ``_fsdp_collectives._default_all_gather_output_fn``."""
+    """Replaces ``_fsdp_collectives._default_all_gather_output_fn``."""
     return _C.fsdp_copy_out(
         fsdp_params,
         all_gather_result.all_gather_output,
@@ -74,7 +74,7 @@ def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_s
 
 
 def reduce_scatter_input_fn(fsdp_params: list[Any], unsharded_grads: list[Tensor], world_size: int) -> Any:
-    """PyTorch counterpart: ``_fsdp_collectives._default_reduce_scatter_input_fn``."""
+    """Replaces ``_fsdp_collectives._default_reduce_scatter_input_fn``."""
     return _C.fsdp_padded_sizes(fsdp_params, unsharded_grads, world_size)
 
 
@@ -104,12 +104,12 @@ def cast_and_view_sharded_grads(
 def reduce_scatter_copy_in(
     unsharded_grads: list[Tensor], reduce_scatter_input: Tensor, world_size: int
 ) -> Any:
-    """PyTorch counterpart: ``_fsdp_collectives.foreach_reduce_scatter_copy_in``."""
+    """Replaces ``_fsdp_collectives.foreach_reduce_scatter_copy_in``."""
     return _C.fsdp_reduce_copy_in(unsharded_grads, reduce_scatter_input, world_size)
 
 
 def register_post_backward_hook(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """For arguments that are no containers, of which one needs a gradient.
+    """Registers the hook for arguments that are not containers, at most one of which needs a gradient.
 
     PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``.
     """
@@ -151,17 +151,17 @@ class RegisterPostBackwardFunction(torch.autograd.Function):
 
 
 def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
-    """PyTorch counterpart: ``FSDPParam.to_sharded_dtensor``."""
+    """Replaces ``FSDPParam.to_sharded_dtensor``."""
     return _C.fsdp_sharded_dtensor(self, tensor)
 
 
 def unshard(self: Any, async_op: bool = False) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup.unshard``."""
+    """Replaces ``FSDPParamGroup.unshard``."""
     return NotImplemented if _checks_types() else _C.fsdp_unshard(self, async_op)
 
 
 def wait_for_unshard(self: Any) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup.wait_for_unshard``."""
+    """Replaces ``FSDPParamGroup.wait_for_unshard``."""
     return NotImplemented if _checks_types() else _C.fsdp_wait_for_unshard(self)
 
 
@@ -170,7 +170,7 @@ def _is_logged() -> bool:
 
 
 def root_pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module that is no root has nothing to do here.
+    """Does nothing for a module that is not the root.
 
     PyTorch counterpart: ``FSDPState._root_pre_forward``.
     """
@@ -194,7 +194,7 @@ def root_pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs
 
 
 def root_post_backward_final_callback(self: Any) -> Any:
-    """PyTorch counterpart: ``FSDPState._root_post_backward_final_callback``."""
+    """Replaces ``FSDPState._root_post_backward_final_callback``."""
     context = self._state_ctx
     is_manual = context.manual_backward_finalization_active
     if is_manual is None or _is_logged() or _C.is_profiled():
@@ -220,7 +220,7 @@ def root_post_backward_final_callback(self: Any) -> Any:
 
 
 def cast_forward_inputs(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """PyTorch counterpart: ``FSDPState._cast_forward_inputs``, for arguments that are no containers."""
+    """Replaces ``FSDPState._cast_forward_inputs`` for arguments that are not containers."""
     dtype = self._mp_policy.param_dtype
     if not (self._mp_policy.cast_forward_inputs and dtype):
         return args, kwargs
@@ -232,7 +232,7 @@ def cast_forward_inputs(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def cast_output_dtype(self: Any, output: Any) -> Any:
-    """PyTorch counterpart: ``FSDPState._cast_output_dtype``, for a tensor."""
+    """Replaces ``FSDPState._cast_output_dtype`` for a tensor."""
     dtype = self._mp_policy.output_dtype
     if dtype is None:
         return output
@@ -242,7 +242,7 @@ def cast_output_dtype(self: Any, output: Any) -> Any:
 
 
 def register_pre_backward_hook(self: Any, output: Any) -> Any:
-    """PyTorch counterpart: ``FSDPState._register_pre_backward_hook``."""
+    """Replaces ``FSDPState._register_pre_backward_hook``."""
     if type(output) is not Tensor or output._base is not None or _C.has_active_layers():
         return NotImplemented
     if output.requires_grad and torch.is_grad_enabled():
@@ -255,7 +255,7 @@ def _is_followed() -> bool:
 
 
 def pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup.pre_forward``."""
+    """Replaces ``FSDPParamGroup.pre_forward``."""
     if _is_logged():
         return NotImplemented
     if not _checks_types():
@@ -271,19 +271,19 @@ def pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def post_forward(self: Any, module: nn.Module, input: Any, output: Any) -> Any:  # noqa: A002
-    """PyTorch counterpart: ``FSDPParamGroup.post_forward``."""
+    """Replaces ``FSDPParamGroup.post_forward``."""
     if _is_followed() or _C.fsdp_post_forward(self) is NotImplemented:
         return NotImplemented
     return output
 
 
 def pre_backward(self: Any, default_prefetch: bool, *unused: Any) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup.pre_backward``."""
+    """Replaces ``FSDPParamGroup.pre_backward``."""
     return NotImplemented if _is_followed() else _C.fsdp_pre_backward(self, default_prefetch)
 
 
 def post_backward(self: Any, *unused: Any) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup.post_backward``."""
+    """Replaces ``FSDPParamGroup.post_backward``."""
     return NotImplemented if _is_followed() else _C.fsdp_post_backward(self)
 
 
@@ -291,7 +291,7 @@ _NO_CONTEXT = nullcontext()
 
 
 def no_typecheck() -> Any:
-    """A context without type checking; one that does nothing where no checker is active.
+    """Returns a context that does nothing, unless a type checker is active.
 
     PyTorch counterpart: ``torch.distributed._spmd_no_typecheck``.
     """
@@ -299,7 +299,7 @@ def no_typecheck() -> Any:
 
 
 def record_function(name: str, args: str | None = None) -> AbstractContextManager[Any]:
-    """A range for profilers; one that does nothing where no profiler is active.
+    """Returns a range for profilers; one that does nothing if no profiler is active.
 
     PyTorch counterpart: ``torch.profiler.record_function``.
     """

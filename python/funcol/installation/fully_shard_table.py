@@ -1,7 +1,7 @@
-"""FSDP2's functions that funcol replaces, the functions that each replacement passes by, and their sources.
+"""FSDP2's functions that funcol replaces, the functions that each replacement bypasses, and their sources.
 
-This is the one table of them: :mod:`funcol.installation.fully_shard` puts the replacements in place by it,
-and hands C++ the methods that each of them passes by. It imports FSDP2.
+This is the one table of them: :mod:`funcol.installation.fully_shard` installs the replacements by it, and
+registers with C++ the methods that each of them bypasses. It imports FSDP2.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .. import _C
 from . import fully_shard_calls as calls
 from .patching import digest_of
 
-ABSENT = "absent"  # the digest of a function that a minor does not have
+ABSENT = "absent"  # the digest of a function that a PyTorch release does not have
 
 
 class Function(NamedTuple):
     """A function of FSDP2.
 
-    ``digests`` are those of the sources that funcol was written for, of all minors. ``replacement`` has the
-    function's signature and returns ``NotImplemented`` for a call that PyTorch's own function has to run.
-    ``passes_by`` names the functions that PyTorch's function calls and the replacement does not. A
+    ``digests`` are those of the sources that funcol was written for, of all PyTorch releases. ``replacement``
+    has the function's signature and returns ``NotImplemented`` for a call that PyTorch's own function has to
+    run. ``passes_by`` names the functions that PyTorch's function calls and the replacement does not. A
     replacement that ``omits_ranges`` makes no ranges of ``record_function`` unless a profiler sees them.
     """
 
@@ -69,8 +69,8 @@ _SHARDED_GRADIENTS = (
     "_get_dtensor_spec_with_dtype",
     "_to_dtype_if_needed",
 )
-# Between a group and its process group. Where a program has replaced one of them, C++ calls the group's
-# all_gather or reduce_scatter object, and passes by the rest.
+# Functions between a group and its process group. If a program has replaced one of them, C++ calls the
+# group's all_gather or reduce_scatter object, and bypasses the rest.
 COLLECTIVES = (
     "DefaultAllGather.allocate",
     "DefaultAllGather.__call__",
@@ -215,7 +215,7 @@ FUNCTIONS: dict[str, Function] = {
         ("_from_local_no_grad", "_get_dtensor_spec_with_dtype"),
     ),
     "_spmd_no_typecheck": Function(("18a10921", ABSENT), calls.no_typecheck),
-    # Passed by
+    # Bypassed
     "DefaultAllGather.__call__": Function(("8aaf2a35",)),
     "DefaultAllGather.allocate": Function(("efdb134b",)),
     "DefaultReduceScatter.__call__": Function(("103521e4", "fe5a273c")),
@@ -284,7 +284,7 @@ FUNCTIONS: dict[str, Function] = {
 
 REPLACED = tuple(name for name, function in FUNCTIONS.items() if function.replacement is not None)
 
-# Decorated with torch.no_grad(), which the backward pass, where nobody records gradients, need not enter.
+# Decorated with torch.no_grad(), which the backward pass, where no gradients are recorded, need not enter.
 WITHOUT_GRADIENTS = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
 
 # Hooks within a wrapper that keeps Dynamo away by a function that each call makes again.

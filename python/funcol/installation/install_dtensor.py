@@ -34,7 +34,7 @@ from . import (
 )
 from .propagation import InstalledPropagator
 
-# The functions of PyTorch that this minor has, and their replacements.
+# The functions that this PyTorch release has, and their replacements.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.to_local, dtensor.to_local),
     (DTensor.from_local, dtensor.from_local),
@@ -59,14 +59,14 @@ _INLINED = {dtensor.to_local, dtensor.from_local, dtensor.redistribute, dtensor.
 
 
 def taken_over() -> list[str]:
-    """Names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
+    """Returns the names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
     own = [patching.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
     names = [getattr(one, "__qualname__", patching.described(one)) for one in own]
     return [*names, "OpDispatcher.sharding_propagator"]
 
 
 def _put_comparisons() -> Callable[[], None]:
-    """Makes specs compare and hash, and placements compare in C++, where no program has replaced the methods.
+    """Makes specs compare and hash in C++, and placements compare, where no program has replaced the methods.
     Returns the function that undoes it."""
     undo = ExitStack()
     own = [DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")]

@@ -2,8 +2,8 @@
 
 An operator of ``_c10d_functional`` with a program's kernel keeps it, and all collectives then go through
 PyTorch's operators. While an operator of ``c10d`` has a program's kernel, all operators keep PyTorch's
-kernels, which call it, and funcol's own collectives go through ``c10d``, too. ``torch.library`` tells of
-kernels that come and go while funcol is installed.
+kernels, which call it, and funcol's own collectives go through ``c10d``, too. ``torch.library`` reports
+kernels that are registered and removed while funcol is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INACTIVE = " (inactive)"
 
 
 def of_programs() -> list[str]:
-    """The operators that programs gave kernels of their own."""
+    """Returns the operators that programs gave kernels of their own."""
     return [
         op
         for op in (*_functional(), *_of_c10d())

@@ -1,8 +1,8 @@
 """Results of PyTorch's ``local_map`` whose shards are uneven.
 
-PyTorch takes shards for even, so that each rank makes up a global shape of its own. Where an input has uneven
-shards on the axes that cut a result, the ranks here add up the sizes of theirs, by one collective of one
-number an axis. Nothing communicates if all shards of the inputs are even.
+PyTorch assumes that shards are even, so that each rank gets a global shape of its own. If an input has uneven
+shards on the axes that cut a result, the ranks here add up the sizes of their shards, by one collective of
+one number per axis. Nothing communicates if all shards of the inputs are even.
 
 PyTorch counterpart: ``torch.distributed.tensor.experimental.local_map``.
 """
@@ -32,7 +32,7 @@ def _start(func_map: Any) -> Callable[[], None]:
 
 
 def _mapped(stock: Any, *given: Any, **kwargs: Any) -> Any:
-    """``given`` are the function, its placements and other options, and then the arguments."""
+    """Replaces ``_local_map_wrapped``; ``given`` are the function, its options, and then the arguments."""
     num_options = stock.__code__.co_argcount
     _, _, in_placements, *_ = given[:num_options]
     arguments = pytree.tree_leaves(given[num_options:])

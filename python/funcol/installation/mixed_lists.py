@@ -39,7 +39,7 @@ def _is_mixed(tensors: list[Any]) -> bool:
 
 
 class _Kind(tuple[Any, ...]):
-    """A device and a dtype, as a key that is equal to none but itself."""
+    """A device and a dtype, as a key that equals only itself."""
 
     __slots__ = ()
     __eq__ = object.__eq__
@@ -47,7 +47,7 @@ class _Kind(tuple[Any, ...]):
 
 
 def _grouped(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> Any:
-    """PyTorch counterpart: ``torch.utils._foreach_utils._group_tensors_by_device_and_dtype``."""
+    """Replaces ``torch.utils._foreach_utils._group_tensors_by_device_and_dtype``."""
     if torch.compiler.is_compiling() or not tensorlistlist or not _is_mixed(tensorlistlist[0]):
         return NotImplemented
     groups: dict[Any, Any] = {}
@@ -66,7 +66,7 @@ def _norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Any:
-    """PyTorch counterpart: ``torch.nn.utils.get_total_norm``."""
+    """Replaces ``torch.nn.utils.get_total_norm``."""
     if torch.compiler.is_compiling() or isinstance(tensors, Tensor):
         return NotImplemented
     tensors = list(tensors)

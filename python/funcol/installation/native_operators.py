@@ -1,8 +1,8 @@
-"""DTensor's operators served in C++, before PyTorch's Python fallback is reached.
+"""DTensor's operators handled in C++, before PyTorch's Python fallback is reached.
 
-A decision is asked of the propagator once for calls that are alike, and then carried out in C++: arguments
-move, the operator runs on local tensors, results become DTensors. PyTorch's own path serves the other calls:
-those of subclasses, under modes, and of operators with handlers.
+The propagator decides once for equal calls, and C++ carries out the decision: arguments move, the operator
+runs on local tensors, results become DTensors. PyTorch's own path handles the other calls: those of
+subclasses, under modes, and of operators with handlers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .propagation import as_pytorchs, is_shape_error
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
-    """Serves the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
+    """Handles the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
     it."""
 
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,8 +52,8 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
 
 
 def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``op`` on local tensors so that it draws the random numbers of the shards of ``spec``, that of its
-    first result. Where funcol draws none they are PyTorch's, which keeps an offset for each shard.
+    """Runs ``op`` on local tensors so that it draws the random numbers of the shards of ``spec``, the spec of
+    its first result. If funcol draws none, PyTorch does, with an offset for each shard.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``.
     """

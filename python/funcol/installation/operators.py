@@ -10,7 +10,7 @@ dim than the first is sharded.
 ``__lshift__``, ``__and__`` and others of such names: PyTorch's dispatcher takes a name that ends in an
 underscore for that of an operator in place, and returns the first argument.
 
-``as_strided`` of a replicated tensor: PyTorch refuses all that are no permutation.
+``as_strided`` of a replicated tensor: PyTorch refuses all views that are not permutations.
 
 ``transpose_``, ``t_`` and ``unsqueeze_``: PyTorch refuses them, or keeps the placements of other dims.
 
@@ -70,19 +70,19 @@ _BACKWARD = (
 )
 _MEAN, _SUM = 1, 2
 
-# PyTorch's handlers of the operators here, while funcol's are in their place.
+# PyTorch's handlers of the operators here, while funcol's replace them.
 _theirs: dict[OpOverload, Handler] = {}
 
 
 def handlers() -> dict[OpOverload, Handler]:
-    """The table of DTensor's dispatcher, whose handlers run operators in the place of the dispatcher."""
+    """Returns the table of DTensor's dispatcher whose handlers run operators instead of the dispatcher."""
     table: Any = DTensor._op_dispatcher._custom_op_handlers
     return table  # type: ignore[no-any-return]
 
 
 def put() -> Callable[[], None]:
-    """Enters the handlers, but for operators that programs have given handlers. Returns the function that
-    undoes it."""
+    """Registers the handlers, except for operators that programs have given handlers. Returns the function
+    that undoes it."""
     before = handlers()
     ours = {
         op: ours
@@ -159,7 +159,7 @@ def _leaves_some_empty(spec: Any) -> bool:
 
 
 def arguments_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included; ``None`` for one without a value."""
+    """Returns the arguments of a call by name, defaults included; ``None`` for those without a value."""
     arguments = dict(_defaults(op))
     arguments.update(zip(arguments, args, strict=False))
     arguments.update(kwargs)
@@ -178,7 +178,7 @@ def _specs(call: dict[str, Any]) -> list[Any]:
 
 
 def _num_elements(call: dict[str, Any]) -> int:
-    """The number of elements that a loss reduces, on all ranks together."""
+    """Returns the number of elements that a loss reduces, on all ranks together."""
     names = ("self", "target", "weight", "pos_weight")
     shapes = [call[name].shape for name in names if isinstance(call.get(name), torch.Tensor)]
     return int(torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
@@ -237,7 +237,7 @@ def _masks_of_call(spec: Any) -> dict[Placement, _MaskPartial]:
 
 
 def _with(spec: Any, replaced: dict[Any, Any]) -> Any:
-    """``spec`` with placements replaced; any other argument as it is."""
+    """Returns ``spec`` with placements replaced; any other argument as it is."""
     if not isinstance(spec, DTensorSpec):
         return spec
     copied = _C.copy_spec(spec)
@@ -264,7 +264,7 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def put_convolutions(dispatcher: OpDispatcher, propagator: ShardingPropagator) -> Callable[[], None]:
-    """Enters handlers of both operators, where PyTorch has handlers. Returns the function that undoes it."""
+    """Registers handlers of both operators, if PyTorch has handlers. Returns the function that undoes it."""
     theirs = handlers()
     ours = {op: _convolution(dispatcher, propagator, theirs[op]) for op in _CONVOLUTIONS if op in theirs}
     return entered(theirs, ours)

@@ -1,4 +1,4 @@
-"""How functions of PyTorch are recognised, replaced by funcol's, and put back.
+"""How functions of PyTorch are recognized, replaced by funcol's, and restored.
 
 A function is PyTorch's own by its code. :func:`own_function` finds it within whatever a program has wrapped
 around it; :func:`own_function_as_written` only within the decorators that its source has.
@@ -44,7 +44,8 @@ def is_own(found: Any) -> bool:
 
 
 def _layers(found: Any) -> Iterator[Any]:
-    """``found``, the object that it wraps, and so on, up to a function of PyTorch or the innermost object."""
+    """Yields ``found``, the object that it wraps, and so on, to PyTorch's function or the innermost
+    object."""
     while True:
         yield found
         if is_own(found):
@@ -62,8 +63,8 @@ def _layers(found: Any) -> Iterator[Any]:
 
 
 def own_function(found: Any) -> Any:
-    """PyTorch's own function in ``found``: itself, or within wrappers that name what they wrap; ``None`` if
-    there is none."""
+    """Returns PyTorch's own function in ``found``: itself, or within wrappers that name what they wrap;
+    ``None`` if there is none."""
     *_, innermost = _layers(found)
     return innermost if is_own(innermost) else None
 
@@ -73,7 +74,7 @@ NOT_PYTORCHS = object()
 
 
 def own_function_as_written(found: Any) -> Any:
-    """PyTorch's own function in ``found``, behind no more decorators than its source has, all of them
+    """Returns PyTorch's own function in ``found``, behind no more decorators than its source has, all of them
     PyTorch's; :data:`NOT_PYTORCHS` if a program has put something in its place or around it."""
     *decorators, innermost = _layers(found)
     is_as_written = (
@@ -98,8 +99,8 @@ def is_pytorchs(code: CodeType) -> bool:
 
 
 def own_function_of(module: ModuleType, name: str) -> Any:
-    """PyTorch's own function ``name`` of ``module``, also if a program has replaced it; ``None`` if nothing
-    refers to it any more."""
+    """Returns PyTorch's own function ``name`` of ``module``, also if a program has replaced it; ``None`` if
+    nothing refers to it any more."""
     found = own_function(vars(module).get(name))
     if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
         return found
@@ -119,7 +120,7 @@ _CONTEXT_CODE = contextmanager(lambda: iter(())).__code__
 
 @functools.cache
 def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
-    """The code objects of the functions and methods in the source of ``module``, by their qualified names."""
+    """Returns the code objects of functions and methods in the source of ``module``, by qualified name."""
     codes: dict[str, list[CodeType]] = {}
 
     def collect(code: CodeType) -> None:
@@ -136,7 +137,7 @@ def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
 
 
 def looked_up(module: ModuleType, path: str) -> Any:
-    """The function ``path``, a name or ``Class.method``, of ``module``; ``None`` if it has none."""
+    """Returns the function ``path``, a name or ``Class.method``, of ``module``; ``None`` if it has none."""
     first, _, method = path.partition(".")
     found = vars(module).get(first)
     if method:
@@ -172,7 +173,7 @@ def _is_from_decorator(found: Any) -> bool:
 
 
 def described(found: Any) -> str:
-    """The module and name of ``found``, which a program has put in the place of a function of PyTorch."""
+    """Returns the module and name of ``found``, with which a program replaced a function of PyTorch."""
     while isinstance(found, partial):
         found = found.func
     if type(found) is FunctionType:
@@ -181,7 +182,7 @@ def described(found: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-# Digests of sources, by which funcol recognises the functions and modules that it was written for
+# Digests of sources, by which funcol recognizes the functions and modules that it was written for
 
 
 def _lines_from(code: CodeType) -> list[str]:
@@ -217,7 +218,7 @@ def digest_of(code: CodeType) -> str:
 
 
 def digest_of_file(file: Path) -> str:
-    """The digest of a module's source as it is."""
+    """Returns the digest of a module's source as it is."""
     return _digest(file.read_bytes())
 
 
@@ -272,8 +273,8 @@ def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def copied(function: Any) -> Any:
-    """A copy of PyTorch's own function in ``function``, which stays as it is when that is replaced; ``None``
-    for ``None``."""
+    """Returns a copy of PyTorch's own function in ``function``, which stays as it is when that is replaced;
+    ``None`` for ``None``."""
     function = own_function(function) or function
     return _copy(function) if type(function) is FunctionType else function
 
@@ -307,8 +308,8 @@ def inlined(function: Any, ours: Any) -> Callable[[], None]:
     """Makes PyTorch's own function in ``function`` run the code of ``ours``, a frame and a dict less than
     :func:`redirected`. Returns the function that undoes it.
 
-    All that ``ours`` refers to, beside builtins, are its keyword-only parameters, which have defaults. Where
-    the parameters of this minor's function are others, the function is redirected.
+    ``ours`` refers only to builtins and to its keyword-only parameters, which have defaults. If the function
+    has other parameters in this release, it is redirected.
     """
     own = own_function(function)
     if own is None or own.__code__.co_freevars or not _has_parameters_of(ours, own):
@@ -357,7 +358,7 @@ def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], Non
         function.__kwdefaults__ = own
         _compat.forget_parameters(function)
 
-    # Other threads may call the function meanwhile, so the defaults of both codes are there first.
+    # Other threads may call the function meanwhile, so the defaults of both codes are set first.
     function.__kwdefaults__ = {**(own or {}), **defaults}
     function.__code__ = code
     _compat.forget_parameters(function)
@@ -388,7 +389,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
 
 
 def _begin_no_graph(code: CodeType) -> None:
-    """``skip_code`` of ``torch._dynamo.eval_frame``, without importing Dynamo."""
+    """Does the work of ``skip_code`` of ``torch._dynamo.eval_frame``, without importing Dynamo."""
     frames: Any = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(
         code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)

@@ -37,7 +37,7 @@ _RESHAPES = {
 }
 
 
-# Decisions for calls that C++ does not serve: PyTorch remembers them by thread, in a table without a limit.
+# Decisions for calls that C++ does not handle: PyTorch remembers them by thread, in a table without a limit.
 MOST_DECISIONS_IN_PYTORCH = 8192
 
 
@@ -48,12 +48,12 @@ class _ThisThread(threading.local):
 class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    C++ decides in minors whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
+    C++ decides in releases whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
     composes its rows over all axes and prices redistribution as DTensor does, so that the decision is that of
-    ``base``, ties included. It is followed unless it contradicts the operator's rule in C++, that is, gives
-    wrong numbers; then that rule decides, as it does for operators for which ``base`` has no rule. What C++
-    cannot compose is left to ``base``: :func:`funcol.installation.decision_counts` counts it. Rules are those
-    of ``base`` at any time; rules that are registered here go there.
+    ``base``, ties included. The decision is followed unless it contradicts the operator's rule in C++, that
+    is, gives wrong numbers; then that rule decides, as it does for operators for which ``base`` has no rule.
+    What C++ cannot compose is left to ``base``: :func:`funcol.installation.decision_counts` counts it. Rules
+    are those of ``base`` at any time; rules that are registered here go there.
     """
 
     _moves_keywords = True
@@ -129,11 +129,12 @@ class InstalledPropagator(ShardingPropagator):
         return sharding
 
     def parts_in_cpp(self) -> tuple[_C.ShardingEngine, _C.UpstreamRules | None]:
-        """The engine, and the rules by which it decides calls without Python; ``None`` if it does not."""
+        """Returns the engine and the rules by which it decides calls without Python; ``None`` if it does
+        not."""
         return self._engine, self._rules if self._agrees else None
 
     def rule_of(self, op_schema: OpSchema, index: int | None) -> Any:
-        """The rule of ``base`` for a call, or for element ``index`` of its lists."""
+        """Returns the rule of ``base`` for a call, or for element ``index`` of its lists."""
         return pytorch_rules.rule_of(self._base, op_schema, index)
 
     def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
@@ -148,15 +149,15 @@ class InstalledPropagator(ShardingPropagator):
     def _decide_otherwise(
         self, op_schema: OpSchema, reason: str, default_dtype: torch.dtype | None = None
     ) -> OutputSharding:
-        """The decision of ``base``, or, where ``base`` raises an error, that of the rule in C++.
-        ``default_dtype`` tells apart what is remembered."""
+        """Returns the decision of ``base``, or, if ``base`` raises an error, that of the rule in C++.
+        ``default_dtype`` distinguishes remembered decisions."""
         _C.count_decision(op_schema.op, reason)
         if reason == "refused" and self._has_rule(op_schema.op):
             return self._decide_where_base_refuses(op_schema)
         return self._decide_with_base(op_schema, reason)
 
     def _has_rule(self, op: OpOverload) -> bool:
-        """A rule in C++, in the place of PyTorch's own."""
+        """Returns true if a rule in C++ replaces PyTorch's own."""
         return self._rules.is_in_cpp(op)
 
     def _decide_with_base(self, op_schema: OpSchema, reason: str) -> OutputSharding:
@@ -197,7 +198,7 @@ class InstalledPropagator(ShardingPropagator):
         return theirs
 
     def _decide_without_base(self, op_schema: OpSchema, error: Exception) -> OutputSharding:
-        """Decides where ``base`` has raised ``error``."""
+        """Decides after ``base`` has raised ``error``."""
         op = op_schema.op
         if self._has_rule(op):
             if _has_symbols(op_schema):
@@ -273,7 +274,7 @@ def _refuse(op_schema: OpSchema, remember: bool) -> OutputSharding:
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
-    """The placements of each spec; masks as text, since every decision has a mask of its own."""
+    """Returns the placements of each spec; masks as text, since every decision has a mask of its own."""
     return [
         None
         if spec is None
@@ -348,9 +349,9 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def is_shape_error(error: Exception) -> bool:
-    """Returns True if PyTorch's propagator raised ``error`` as it ran the operator on fake tensors.
+    """Returns true if PyTorch's propagator raised ``error`` as it ran the operator on fake tensors.
 
-    Errors of operators that cannot run on fake tensors are none: their results, or the shapes of these,
+    Errors of operators that cannot run on fake tensors do not count: their results, or the shapes of these,
     depend on values.
     """
     if isinstance(error, _NOT_FOR_FAKE_TENSORS):

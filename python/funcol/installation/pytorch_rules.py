@@ -45,8 +45,8 @@ class WholeRule(NamedTuple):
 
 
 def rule_of(base: Any, op_schema: OpSchema, index: int | None) -> AxisRule | WholeRule | str:
-    """The rule that the propagator ``base`` has for a call, or for element ``index`` of its lists; the reason
-    for which C++ cannot compose it, if there is none."""
+    """Returns the rule that the propagator ``base`` has for a call, or for element ``index`` of its lists; if
+    C++ cannot compose it, returns the reason."""
     info = getattr(base, "op_single_dim_strategy_funcs", {}).get(op_schema.op)
     strategy = base.op_strategy_funcs.get(op_schema.op)
     try:
@@ -131,7 +131,7 @@ def _meta_of(argument: Any) -> Any:
 
 
 def _split_factors(specs: list[DTensorSpec]) -> list[int]:
-    """The split factors of the shards among the placements of all tensors; 1 for a plain shard.
+    """Returns the split factors of the shards among the placements of all tensors; 1 for a plain shard.
 
     PyTorch takes them from a set of all placements, whose order decides ties. Partials are left out here:
     their hashes differ between ranks.

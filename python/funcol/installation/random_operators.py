@@ -75,8 +75,8 @@ _Draw = Callable[[_Source, OpOverload, dict[str, Any]], Any]
 
 
 def _filling(distribution: str, *names: str) -> _Draw:
-    """Fills the tensor, or a new one like it, with numbers of ``distribution``, whose parameters the operator
-    calls ``names``."""
+    """Returns a function that fills the tensor, or a new one like it, with numbers of ``distribution``, whose
+    parameters the operator calls ``names``."""
 
     def draw(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
         tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
@@ -93,7 +93,7 @@ def _random(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
 
 
 def _highest(dtype: torch.dtype) -> int:
-    """The highest of the integers that ``random_`` draws: floats hold all up to it."""
+    """Returns the highest integer that ``random_`` draws: floats represent all integers up to it."""
     if dtype.is_floating_point:
         return int(2 / torch.finfo(dtype).eps)
     return 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**63 - 1)
@@ -179,7 +179,7 @@ OPERATORS = {
 
 
 def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handles operators that draw where PyTorch's C++ would run them without asking Python. funcol's C++
+    """Handles operators that draw where PyTorch's C++ would run them without calling Python. funcol's C++
     knows this handler, and runs them itself."""
     return operators.dispatched(op, args, kwargs)
 
@@ -221,8 +221,8 @@ def _is_ours(mesh: DeviceMesh) -> bool:
 
 
 def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without one
-    it is a full tensor, and gets the numbers of DTensors of its shape."""
+    """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without a
+    spec it is a full tensor, and gets the numbers of DTensors of its shape."""
     call = operators.arguments_of(op, args, kwargs)
     return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
 

@@ -72,7 +72,7 @@ def put() -> Callable[[], None]:
 
 
 def _hide_from_dynamo(module: ModuleType) -> None:
-    """Dynamo copies the attributes of ``Tensor`` when it is imported."""
+    """Removes the attributes from those that Dynamo copies from ``Tensor`` when it is imported."""
     copied = _compat.tensor_attributes(module)
     for name, attribute in _ATTRIBUTES.items():
         if copied.get(name) is attribute:

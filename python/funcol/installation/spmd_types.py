@@ -20,7 +20,7 @@ from typing import Any
 from ..collectives.import_hooks import PutOnImport
 from . import patching
 
-# Digests of the modules that have the replaced functions, and the functions that the replacements pass by.
+# Digests of the modules that have the replaced functions, and the functions that the replacements bypass.
 _KNOWN = {
     "spmd_types._collectives": {"81d6292a", "26141783"},
     "spmd_types._local": {"79ebb5f3", "2ce0b11d"},
@@ -40,7 +40,7 @@ _replaced: list[str] = []
 
 
 def replaced_functions() -> list[str]:
-    """Names of the package's functions that funcol replaces now."""
+    """Returns the names of the package's functions that funcol replaces now."""
     return list(_replaced)
 
 
@@ -60,8 +60,8 @@ def _is_imported_known(known: Mapping[str, set[str]]) -> bool:
 
 
 def known_version() -> tuple[str, bool] | None:
-    """The version of the installed package, and whether funcol replaces its functions; ``None`` if the
-    package is not installed."""
+    """Returns the version of the installed package, and whether funcol replaces its functions; ``None`` if
+    the package is not installed."""
     found = importlib.util.find_spec("spmd_types")
     if found is None or found.origin is None:
         return None
@@ -102,8 +102,8 @@ def put() -> Callable[[], None]:
 
 
 def _own_function(module: ModuleType, name: str) -> Any:
-    """The package's own function, without the wrapper that filters its tracebacks; ``None`` if a program has
-    replaced it."""
+    """Returns the package's own function, without the wrapper that filters its tracebacks; ``None`` if a
+    program has replaced it."""
     found = vars(module).get(name)
     if isinstance(found, FunctionType) and found.__module__ == module.__name__:
         found = vars(found).get("__wrapped__", found)

@@ -43,7 +43,7 @@ def _changed(
     target: tuple[int, int],
     options: dict[str, Any],
 ) -> Any:
-    """``x`` of type ``source`` as type ``target``; ``NotImplemented`` if the package has to do it."""
+    """Returns ``x`` of type ``source`` as type ``target``; ``NotImplemented`` if the package has to do it."""
     if is_dynamo_compiling() or _dist.dist is not dist:
         return NotImplemented
     keeps_input, dtypes = False, _INPUT_DTYPES
@@ -63,8 +63,8 @@ def _changed(
 
 
 def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
-    """Four dtypes by the package's rules: of the collective and of its result, in the forward and in the
-    backward pass; ``None`` if the package has to apply them."""
+    """Returns four dtypes by the package's rules: of the collective and of its result, in the forward and in
+    the backward pass; ``None`` if the package has to apply them."""
     whole_to_part = source in (_R, _I) and target[0] in (_VARYING, _SHARD)
     resolved = _dtypes._process_dtype_options(
         options.get("op_dtype"),
@@ -87,7 +87,7 @@ def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options:
 
 
 def _dim(shard: Any, x: Any) -> int:
-    """The dim of a shard, counted from 0."""
+    """Returns the dim of a shard, counted from 0."""
     return int(shard.dim) if shard.dim >= 0 else int(shard.dim) + int(x.ndim)
 
 
@@ -167,7 +167,7 @@ def all_to_all(
     input_split_sizes: list[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Replaces ``spmd_types.all_to_all``: by one exchange, where the package exchanges a list of tensors."""
+    """Replaces ``spmd_types.all_to_all`` by one exchange, where the package exchanges a list of tensors."""
     if src is V and dst is V:
         kind, source, target = _VARYING, split_dim or 0, concat_dim or 0
     elif isinstance(src, Shard) and isinstance(dst, Shard):
@@ -205,8 +205,8 @@ def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
 
 
 def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> dist.ProcessGroup | None:
-    """The group along ``axis``; ``None`` unless a functional collective on ``x`` along ``dim`` does what
-    ``options`` ask for."""
+    """Returns the group along ``axis``; ``None`` unless a functional collective on ``x`` along ``dim`` does
+    what ``options`` ask for."""
     is_served = (
         not (is_dynamo_compiling() or has_torch_function_unary(x))
         and _dist.dist is dist
@@ -219,7 +219,7 @@ def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> di
 
 
 def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
-    """``sizes`` as a list; ``None`` unless there is a size for each rank."""
+    """Returns ``sizes`` as a list; ``None`` unless there is a size for each rank."""
     found = list(sizes)
     is_right = len(found) == group.size() and all(isinstance(size, int) and size >= 0 for size in found)
     return found if is_right else None
@@ -256,7 +256,7 @@ def _exchanged_uneven(
 
 
 def _read_after(x: Any, options: dict[str, Any]) -> Any:
-    """``x``, or a copy of it unless ``async_op`` lets the collective read ``x`` after the call."""
+    """Returns ``x``, or a copy of it unless ``async_op`` lets the collective read ``x`` after the call."""
     return x if options.get("async_op") else x.clone()
 
 

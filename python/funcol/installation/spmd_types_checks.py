@@ -1,8 +1,8 @@
-"""funcol in the type checker of ``spmd_types``: what it found of a call, remembered.
+"""funcol in the type checker of ``spmd_types``: its results, remembered by call.
 
-The checker is a torch function mode that infers types in Python at every call. C++ keeps its answers (see
-csrc/pyobjects/checked_types.h), and asks it where a call is not equal to an earlier one. Nothing that it
-would refuse passes, since only calls that it took are kept.
+The checker is a torch function mode that infers types in Python at every call. C++ keeps its results (see
+csrc/pyobjects/checked_types.h), and runs it for a call that is not equal to an earlier one. No call that it
+would refuse passes, since only calls that it accepted are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _state: Any = importlib.import_module("spmd_types._state")
 # As C++ numbers them.
 _PASSED_ON, _REMEMBERED, _CHECKED = 0, 1, 2
 
-# Where newer versions keep functions that are not checked, and who watches what is asserted.
+# In newer versions, the functions that are not checked, and what observes assertions.
 _unchecked_codes: Any = getattr(_state, "_NO_TYPECHECK_CODES", ())
 _coverage: Callable[[], Any] = bool
 if hasattr(_runtime, "_mark_asserted"):
@@ -34,7 +34,7 @@ if hasattr(_runtime, "_mark_asserted"):
 
 
 def kind_of(function: Any) -> int:
-    """How a call of ``function`` is checked: not at all, as an equal call before, or each time."""
+    """Returns how a call of ``function`` is checked: not at all, like an equal call before, or each time."""
     if function in _checker._PASSTHROUGH:
         return _PASSED_ON
     if function is torch.Tensor.backward or function in _checker.RAW_DIST_RULES:
@@ -51,7 +51,7 @@ def kind_of(function: Any) -> int:
 
 
 class _Ran:
-    """A function in whose place a call has run already: it returns that call's result once."""
+    """A replacement for a function whose call has run already: it returns that call's result once."""
 
     def __init__(self, function: Any, result: Any) -> None:
         self._function, self._result = function, [result]
@@ -73,7 +73,7 @@ _numbers: dict[Hashable, int] = {}
 
 
 def _number_of_mesh(entry: Any) -> int:
-    """A number for the value of an entry of the stack of meshes."""
+    """Returns a number for the value of an entry of the stack of meshes."""
     value = (
         entry.axes,
         entry.local_axes,
@@ -91,7 +91,7 @@ def check(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) 
 
 
 def put() -> Callable[[], None]:
-    """Replaces the checker's functions. Returns the function that puts them back."""
+    """Replaces the checker's functions. Returns the function that restores them."""
     if _checker._TRACE:  # each check writes a line
         return lambda: None
     mode = _checker._SpmdTypeMode

@@ -91,7 +91,7 @@ def _start_loss(loss: Any) -> Callable[[], None]:
     }
     theirs = loss.customized_loss_ops
     if any(patching.own_function(theirs.get(op)) is None for op in ours):
-        return lambda: None  # a program has put in handlers of its own
+        return lambda: None  # a program has registered handlers of its own
     return patching.entered(theirs, ours)
 
 

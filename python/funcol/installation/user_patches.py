@@ -1,7 +1,7 @@
 """Functions that programs put in the place of DTensor's before :func:`funcol.install`: they stay in effect.
 
-A wrapper around a function that funcol takes over stays, and calls funcol's. funcol's does in C++ the work of
-other PyTorch functions, which it passes by: where a program has replaced one of those, PyTorch's function
+A wrapper around a function that funcol replaces stays, and calls funcol's. funcol's function does in C++ the
+work of other PyTorch functions, which it bypasses: if a program has replaced one of those, PyTorch's function
 stays in place.
 """
 
@@ -56,22 +56,22 @@ def _replaced(where: _Functions) -> dict[str, str]:
 
 
 def passed_by(function: Any) -> dict[str, str]:
-    """Functions of programs that funcol's replacement of PyTorch's ``function`` would pass by."""
+    """Returns functions of programs that funcol's replacement of PyTorch's ``function`` would bypass."""
     own = patching.own_function(function)
     return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
 
 
 def in_dispatcher() -> dict[str, str]:
-    """Functions of programs in the place of methods of DTensor's dispatcher, or of what it moves data by."""
+    """Returns functions of programs that replace DTensor's dispatcher's methods, or what it moves data by."""
     return _replaced([*_OF_DISPATCHER, *_TO_MOVE])
 
 
 def in_propagator() -> dict[str, str]:
-    """Functions of programs in the place of methods of DTensor's propagator."""
+    """Returns functions of programs that replace methods of DTensor's propagator."""
     return _replaced(_OF_PROPAGATOR)
 
 
 def in_place() -> dict[str, str]:
-    """Functions of programs in the place of DTensor's that funcol takes over or passes by."""
+    """Returns functions of programs that replace functions of DTensor that funcol replaces or bypasses."""
     taken = [(_api, _api, tuple(name for name in _PASSED_BY if name.startswith(("DTensor.", "dist"))))]
     return _replaced([*taken, *_OF_DISPATCHER, *_TO_MOVE, *_OF_PROPAGATOR])

@@ -1,9 +1,10 @@
 """Writes that DTensor's dispatcher sends into redistributed copies, brought back to the base tensor.
 
-DTensor makes a view that a rank's shard does not hold, as ``x[0]`` of a tensor that is cut along its rows, of
-a redistributed copy. An in-place operator whose tensor has to move first writes to such a copy, too. PyTorch
-loses these writes. Here the copy knows its base: a write into the copy goes back into the base and into other
-copies of it, without communication where the copy is whole. Traced graphs hold the same operators.
+If a rank's shard does not hold a view, such as ``x[0]`` of a tensor that is cut along its rows, DTensor makes
+it of a redistributed copy. An in-place operator whose tensor has to move first writes to such a copy, too.
+PyTorch loses these writes. Here the copy knows its base: a write into the copy goes back into the base and
+into other copies of it, without communication if the copy is a full tensor. Traced graphs hold the same
+operators.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class _Copy:
             one._num_writes = self._known.num_writes
 
     def tensor(self) -> Tensor | None:
-        """The copy; ``None`` if nobody holds it any more."""
+        """Returns the copy; ``None`` if its storage has been freed."""
         storage = self._storage()
         if storage is None:
             return None
@@ -115,7 +116,7 @@ class _Copy:
         )
 
     def _mask_of(self, written: Tensor) -> Tensor:
-        """Which elements of the copy are those of ``written``."""
+        """Returns a mask of the elements of the copy that are those of ``written``."""
         offset, size, stride = self._geometry
         if written.dtype != self._dtype:  # its elements are others
             return torch.ones(size, dtype=torch.bool, device=written.device)
@@ -189,7 +190,7 @@ _TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDisp
 
 
 def _trace() -> _Trace | None:
-    """The copies in the graph that is being traced, if there is one."""
+    """Returns the copies in the graph that is being traced, if there is one."""
     for key in _TRACING_MODES:
         mode = torch._C._get_dispatch_mode(key)
         if mode is not None:
@@ -220,7 +221,7 @@ def _stale(op: OpOverload, spec: DTensorSpec) -> str:
 
 
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
-# Empty while no write has to be brought back. Another module may ask, and not change it.
+# Empty while no write has to be brought back. Other modules may read it, and not change it.
 open_copies: set[weakref.ref[_Copy]] = set()
 
 
@@ -238,7 +239,8 @@ def _base_of(tensor: Tensor) -> _Base:
 
 
 def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
-    """The spec of a mask for a tensor of ``spec``: of bytes, and replicated where ``spec`` is partial."""
+    """Returns the spec of a mask for a tensor of ``spec``: bytes, and replicated where ``spec`` is
+    partial."""
     assert spec.tensor_meta is not None
     meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
     mask: DTensorSpec = _C.copy_spec(with_replicated(spec, pending_axes(spec)))
@@ -290,10 +292,10 @@ def overwrites(op: OpOverload) -> bool:
 
 def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
     """Yields ``op_schema`` with the tensors that it writes to replicated along some axes, along as few as
-    possible first: operators in place are run on such copies where they cannot run on the tensors.
+    possible first: in-place operators run on such copies where they cannot run on the tensors.
 
-    Of an operator that draws random numbers ranks may draw different ones. So only a sum is replicated, which
-    is brought back from one rank.
+    Ranks may draw different random numbers, so that for operators that draw them only a sum is replicated,
+    which is brought back from one rank.
     """
     op = op_schema.op
     first, *others = all_specs_of(op_schema)
@@ -335,14 +337,15 @@ def check_is_alone(op: OpOverload, written: DTensor) -> None:
 def bring_back_moved(
     bases: Sequence[Any], base_specs: Sequence[Any], copies: Sequence[Any], specs: Sequence[Any]
 ) -> None:
-    """Called after an operator has run on ``copies`` of the tensors of the list that it writes to."""
+    """Brings back what an operator wrote to ``copies`` of the tensors of the list that it writes to."""
     for base, base_spec, moved, spec in zip(bases, base_specs, copies, specs, strict=True):
         if moved is not base:
             base.copy_(redistribute_local_tensor(moved, spec, base_spec))
 
 
 def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
-    """Called after ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
+    """Brings back what ``op`` wrote to its first argument, ``copy``, which is the redistributed ``base``; if
+    ``op`` is a view, registers the copy."""
     if writes_to_first(op):
         brought = redistribute_local_tensor(copy, spec, base_spec) if stays_as_it_is(base_spec) else copy
         base.copy_(brought)
@@ -382,7 +385,7 @@ def tail(
     is_inplace_op: bool,
     is_out_variant_op: bool,
 ) -> object:
-    """The last step of an operator; brings back the writes of in-place operators.
+    """Runs the last step of an operator; brings back the writes of in-place operators.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """

@@ -1,6 +1,6 @@
 """Operators for which neither PyTorch nor funcol has a sharding rule: they run on replicated tensors.
 
-Every rank then computes the whole result. That is right for an operator that computes its results from its
+Every rank then computes the full result. That is right for an operator that computes its results from its
 arguments alone, and for one in place, whose tensor gets back its shards. It is not for one that draws random
 numbers, sends to other ranks or writes to several tensors: these need a rule.
 """
@@ -23,7 +23,7 @@ from ..sharding.op_schemas import all_specs_of, specs_by_keyword, with_replicate
 from . import view_writeback
 
 _TAGS = torch.Tag
-# Tags of operators whose results are not the same on all ranks, or have sizes that the arguments do not tell.
+# Tags of operators whose results differ between ranks, or have sizes that arguments do not determine.
 _NEEDS_RULE = {_TAGS.nondeterministic_seeded, _TAGS.dynamic_output_shape, _TAGS.inplace_view}
 
 
@@ -50,8 +50,8 @@ def runs_replicated(op: OpOverload) -> bool:
 
 
 def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
-    """Decides to run the operator on replicated tensors. ``metas(op_schema)`` gives the ``TensorMeta``
-    of its results."""
+    """Decides to run the operator on replicated tensors. ``metas(op_schema)`` returns the ``TensorMeta`` of
+    its results."""
     held = all_specs_of(op_schema)
     wanted = [
         with_replicated(spec, {axis for axis, one in enumerate(spec.placements) if not one.is_replicate()})

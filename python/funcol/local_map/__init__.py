@@ -22,11 +22,11 @@ __all__ = [
     "local_map_hop",
 ]
 
-if not TYPE_CHECKING:  # from which it would hide misspelt names
+if not TYPE_CHECKING:  # it would hide misspelled names from type checkers
 
     def __getattr__(name: str) -> Any:
-        if name == "local_map_hop":  # whose module reads the compiler's
+        if name == "local_map_hop":  # its module imports the compiler's
             found = importlib.import_module(f"{__name__}.tracing").local_map_hop
-            globals()[name] = found  # from now on without this function
+            globals()[name] = found  # later uses bypass this function
             return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

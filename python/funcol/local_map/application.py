@@ -45,34 +45,34 @@ def apply_local_map(
 
 
 def apply_local_map(*args: Any, **kwargs: Any) -> Any:
-    """``func``, which takes and returns this rank's tensors, as a function of DTensors.
+    """Returns a function of DTensors from ``func``, which takes and returns this rank's tensors.
 
     ``apply_local_map(func, out_placements, ...)`` returns it; ``@apply_local_map(out_placements, ...)``
     decorates.
 
     - ``out_placements``: placements of the result (a list, one placement for each mesh axis), or a sequence
-      of such, one for each value of the flattened result; ``None`` for values that are no tensors.
+      of such lists, one for each value of the flattened result; ``None`` for values that are not tensors.
     - ``in_placements``: for each flattened positional argument the placements that it must have; ``None`` for
-      what is no tensor. Without them DTensors may have any. Plain tensors are handed on as they are.
-    - ``in_grad_placements``: for each flattened positional argument where the gradients live that ``func``'s
-      backward pass computes. By default, and for entries that are ``None``, they follow from the placements:
-      see :func:`funcol.local_map.regions.gradient_placements`.
-    - ``device_mesh``: where the results live, by default where the first DTensor does.
-    - ``redistribute_inputs``: moves arguments that have other placements; otherwise they are an error.
+      arguments that are not tensors. By default DTensors may have any. Plain tensors are passed as they are.
+    - ``in_grad_placements``: for each flattened positional argument the placements of the gradient that
+      ``func``'s backward pass computes. By default, and for entries that are ``None``, they follow from the
+      placements: see :func:`funcol.local_map.regions.gradient_placements`.
+    - ``device_mesh``: the mesh of the results (default: that of the first DTensor).
+    - ``redistribute_inputs``: redistributes arguments with other placements; otherwise they are an error.
 
-    Called without DTensors, the result is ``func`` itself. Under a tracer (``make_fx``, ``aot_export_joint``)
-    tensors that are no DTensors stand for whole ones: they need ``device_mesh``, or a current one (``with
-    mesh:``), and the graph gets one node :data:`~funcol.local_map.local_map_hop`. ``torch.compile`` takes
-    them as they are, as eager calls do.
+    Without DTensors, a call is a call of ``func`` itself. Under a tracer (``make_fx``, ``aot_export_joint``)
+    tensors that are not DTensors are taken as full tensors: they need ``device_mesh``, or a current mesh
+    (``with mesh:``), and the graph gets one node :data:`~funcol.local_map.local_map_hop`. ``torch.compile``
+    passes them unchanged, as eager calls do.
 
-    ``ValueError`` for placements that are too few or too many, that the arguments do not have, or that
+    Raises ``ValueError`` for placements that are too few or too many, that the arguments do not have, or that
     contradict a shape; for another mesh; and under tracers for results that share memory with arguments and
-    for arguments that are changed. ``NotImplementedError`` where a gradient is not known, such as that of a
-    partial maximum.
+    for arguments that are modified in place. Raises ``NotImplementedError`` where a gradient is not known,
+    such as that of a partial maximum.
 
     PyTorch counterpart: ``local_map``. Differences: the gradient of a tensor that is replicated along an axis
-    on which others are not is partial there, so that it is summed, where PyTorch's is taken to be replicated;
-    shards may be uneven; it is differentiable any number of times.
+    on which others are not is partial there, so that it is summed, where PyTorch assumes it to be replicated;
+    shards may be uneven; calls are differentiable any number of times.
     """
     func = kwargs.pop("func", None)
     if func is None and args and (args[0] is None or callable(args[0])):
@@ -95,7 +95,7 @@ def _applied(local_map: TraceableLocalMap) -> Applied:
 
 
 def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call, while Dynamo traces it: :mod:`funcol.compiled.dynamo` puts another one into the graph."""
+    """Marks a call that Dynamo traces: :mod:`funcol.compiled.dynamo` puts another one into the graph."""
     raise AssertionError("funcol.apply_local_map: called outside of a region that Dynamo traces")
 
 

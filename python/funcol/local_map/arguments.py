@@ -1,7 +1,7 @@
-"""The arguments of :func:`funcol.local_map.apply_local_map`, checked and in one form, and calls', flat.
+"""The arguments of :func:`funcol.local_map.apply_local_map`, checked and normalized, and calls' flat ones.
 
-Nested arguments become a flat list, and back, in a tenth of the time of ``torch.utils._pytree``. The order is
-pytree's; containers other than tuples, lists and dicts are left to it.
+Nested arguments are flattened and restored in a tenth of the time of ``torch.utils._pytree``, in its order.
+Pytree handles containers other than tuples, lists and dicts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LocalMapArguments(NamedTuple):
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """The function and where it is defined: ``"attention at model.py:41"``."""
+    """Returns the name of ``func`` and where it is defined: ``"attention at model.py:41"``."""
     inner: Any = func
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -103,18 +103,18 @@ def check_keywords(kwargs: dict[str, Any], name: str) -> None:
 
 
 def flatten(value: Any) -> tuple[list[Any], Any]:
-    """The leaves of ``value``, and a template for :func:`unflatten`."""
+    """Returns the leaves of ``value``, and a template for :func:`unflatten`."""
     leaves: list[Any] = []
     return leaves, _template(value, leaves)
 
 
 def unflatten(leaves: Iterable[Any], template: Any) -> Any:
-    """A value with other leaves, nested as the one that ``template`` came from."""
+    """Returns a value with other leaves, nested like the value that ``template`` came from."""
     return _filled(template, iter(leaves))
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with ``function`` applied to its leaves: whatever is not a tuple, a list or a dict."""
+    """Applies ``function`` to the leaves of ``value``: everything that is not a tuple, a list or a dict."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind(mapped(function, item) for item in value)

@@ -47,9 +47,9 @@ _MAX_REMEMBERED = 256
 
 
 class Signature(NamedTuple):
-    """The consequences of the placements of a call's arguments, found once and remembered.
+    """The consequences of the placements of a call's arguments, found once and cached.
 
-    It does not keep the mesh alive: its specs are without one.
+    It does not keep the mesh alive: its specs have none.
     """
 
     mesh_reference: weakref.ref[DeviceMesh]
@@ -85,7 +85,7 @@ class LocalMap:
         self.func = func
         self.arguments = arguments
         self.name = name_of(func) if name is None else name
-        self.sizes: Sequence[Sizes | None] | None = None  # of whole results, where they are known
+        self.sizes: Sequence[Sizes | None] | None = None  # of full results, where they are known
         self.outputs = each_output(arguments.out_placements, self.name)
         self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
         self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
@@ -119,24 +119,24 @@ class LocalMap:
         return self._wrap(self.func(*self._unwrap(args, signature, needs_gradients)), signature)
 
     def run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with containers or keywords, or under a mode."""
+        """Runs a call with containers or keywords, or under a mode."""
         check_keywords(kwargs, self.name)
         flat, structure = flatten(args)
         return self.run_flat(flat, lambda *local: self.call(local, structure, kwargs))
 
     def call(self, local: Sequence[Any], structure: Any, kwargs: dict[str, Any]) -> Any:
-        """The function itself."""
+        """Calls the function itself."""
         return self.func(*unflatten(local, structure), **kwargs)
 
     def run_flat(self, flat: Sequence[Any], call: Callable[..., Any]) -> Any:
-        """``call`` on the local tensors of flattened arguments; its results as DTensors."""
+        """Runs ``call`` on the local tensors of flattened arguments. Returns its results as DTensors."""
         signature = self._signature_or_none(flat)
         if signature is None:
             return call(*flat)
         return self._wrap(call(*self._unwrap(flat, signature, True)), signature)
 
     def run_node(self, operands: Sequence[Any], call: Callable[..., Any]) -> tuple[Any, ...]:
-        """As :meth:`run_flat`, for a tuple of results; a tensor without placements stays as it is."""
+        """Runs ``call`` like :meth:`run_flat`, for a tuple of results. Keeps tensors without placements."""
         signature = self.signature_of(operands)
         results = call(*self._unwrap(operands, signature, True))
         return tuple(
@@ -145,7 +145,7 @@ class LocalMap:
         )
 
     def signature_of(self, flat: Sequence[Any]) -> Signature:
-        """The signature of a call with DTensors among its arguments."""
+        """Returns the signature of a call with DTensors among its arguments."""
         signature = self._signature_or_none(flat)
         assert signature is not None
         return signature
@@ -159,7 +159,7 @@ class LocalMap:
         return self._learn(flat) if known is _UNKNOWN else known
 
     def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
-        """Raises unless placements are stated for each of ``flat``, which stand for whole tensors."""
+        """Raises ValueError unless placements are stated for each of ``flat``, which are full tensors."""
         if self.inputs is None:
             raise ValueError(
                 f"funcol.apply_local_map: {self.name} is traced with tensors that are no DTensors and has no "
@@ -296,7 +296,7 @@ class LocalMap:
     def stated_gradients(
         self, placements: Sequence[Placements | None], num_dims: Sequence[int], mesh: DeviceMesh
     ) -> list[Placements | None]:
-        """The placements of gradients of tensors with ``placements`` that ``in_grad_placements`` states."""
+        """Returns the stated placements of gradients of tensors with ``placements``, None where unstated."""
         gradients: list[Placements | None] = [None] * len(placements)
         for i, stated in enumerate(self.gradients or ()):
             held = placements[i]
@@ -371,7 +371,7 @@ class LocalMap:
         return value
 
     def check_output(self, i: int, value: Any) -> Placements | None:
-        """The placements stated for result ``i``; raises if it is not of that kind."""
+        """Returns the placements stated for result ``i``. Raises ValueError if they do not fit ``value``."""
         if not isinstance(value, Tensor):
             self._check_no_placements(i, value)
             return None
@@ -430,7 +430,7 @@ def _reduces_otherwise(placements: Placements | None) -> bool:
 
 
 def _canonical(spec: DTensorSpec) -> DTensorSpec:
-    """One object for equal specs of a mesh; the spec itself if it has symbols or masks."""
+    """Returns one object for equal specs of a mesh; the spec itself if it has symbols or masks."""
     try:
         return canonical(spec)
     except (NotImplementedError, TypeError, ValueError):

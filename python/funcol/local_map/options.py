@@ -1,4 +1,4 @@
-"""Op strategies of local maps, for solvers that choose the placements of a whole graph."""
+"""Op strategies of local maps, for solvers that choose the placements of an entire graph."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def get_local_map_placement_option(
     in_placements: Sequence[Sequence[Placement] | None],
     out_placements: Sequence[Sequence[Placement] | None],
 ) -> OpStrategy:
-    """The one strategy of a function on local tensors, as a PyTorch ``OpStrategy``.
+    """Returns the single strategy of a function on local tensors, as a PyTorch ``OpStrategy``.
 
-    ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are no tensors;
+    ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are not tensors;
     ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map.local_map_hop`;
     both in the order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and
     ``out_placements`` are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a
     backward node; an operand or result with ``None`` there has a replicated spec and costs nothing.
 
-    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the costs of
+    The strategy's single ``OpSpec`` has the specs of results and operands, and for each operand the costs of
     redistributing it from each strategy in ``specs``: those of
     :func:`funcol.sharding.redistribute_cost_table`, in microseconds.
 
-    ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
+    Raises ``ValueError`` if the sequences differ in length or if placements do not fit the tensors.
     """
     name = str(op)
     if user_kwargs:

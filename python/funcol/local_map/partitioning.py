@@ -1,5 +1,5 @@
-"""Records a function on local tensors together with its gradient, once, and partitions the joint graph into a
-graph for each."""
+"""Functions on local tensors, recorded once together with their gradients, and the partition of the joint
+graph into a graph for each."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class _JointGraph:
         with_gradients: Sequence[int],
         differentiable: Sequence[int],
     ) -> None:
-        """The gradient of an average is not that of its parts, and a body has no place for the factor."""
+        """Raises for partials other than sums: a body has no place for the factor of average gradients."""
         name, mesh = self._function.name, self._function.mesh
         for indices, placements, what in (
             (with_gradients, inputs, "operand"),
@@ -202,8 +202,7 @@ class _JointGraph:
                     )
 
     def _nodes_of_forward(self, results: Sequence[Any]) -> set[Node]:
-        """The nodes from which ``results`` are computed, without inputs; all parts of a result that is a
-        tuple."""
+        """Returns the nodes from which ``results`` are computed, without inputs, with all items of tuples."""
         nodes = {node for node in _sources(results, self._inputs) if node.op != "get_attr"}
         for node in self._joint.graph.nodes:
             if node.target is operator.getitem and node.args[0] in nodes:
@@ -211,13 +210,13 @@ class _JointGraph:
         return nodes
 
     def _saved(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
-        """The inputs and nodes of the forward graph from which ``gradients`` are computed."""
+        """Returns the inputs and nodes of the forward graph from which ``gradients`` are computed."""
         known = self._inputs | of_forward
         computed = _sources(gradients, known)
         return known & {*gradients}.union(*(node.all_input_nodes for node in computed))
 
     def _graph(self, inputs: Sequence[Node], results: Sequence[Any]) -> GraphModule:
-        """The part of the joint graph from the nodes ``inputs`` to ``results``."""
+        """Returns the part of the joint graph from the nodes ``inputs`` to ``results``."""
         graph = Graph()
         new: dict[Node, Node] = {}
         for i, node in enumerate(inputs):
@@ -232,7 +231,7 @@ class _JointGraph:
 
 
 def _sources(results: Sequence[Any], known: Container[Node]) -> set[Node]:
-    """The nodes from which ``results`` are computed, themselves included, as far as ``known`` ones."""
+    """Returns the nodes from which ``results`` are computed, including these, back to ``known`` nodes."""
     sources: set[Node] = set()
     pending = [node for node in results if isinstance(node, Node)]
     while pending:
@@ -244,7 +243,7 @@ def _sources(results: Sequence[Any], known: Container[Node]) -> set[Node]:
 
 
 def _uneven_sizes(spec: DTensorSpec | None) -> Sizes | None:
-    """The whole sizes of a tensor whose shards are uneven, so that a rank cannot tell them."""
+    """Returns the full sizes of a tensor whose shards are uneven, so that a rank cannot know them."""
     if spec is None or not uneven_dims([spec]):
         return None
     return tuple(int(size) for size in spec.shape)

@@ -46,7 +46,7 @@ class Function:
     """A function on local tensors and the placements of its operands.
 
     ``labels`` name the operands in errors. ``gradients`` are the stated placements of the operands'
-    gradients, ``sizes`` the known sizes of whole results.
+    gradients, ``sizes`` the known sizes of full results.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Function:
     sizes: Sequence[Sizes | None] | None = None
 
     def operand_specs(self, operands: Sequence[Any]) -> list[DTensorSpec | None]:
-        """The specs of operands that are whole tensors."""
+        """Returns the specs of operands that are full tensors."""
         return [
             spec_of(self.mesh, checked_placements(placements, operand.dim(), label, self.name), operand)
             if isinstance(operand, Tensor) and placements is not None and self.are_whole
@@ -68,7 +68,7 @@ class Function:
         ]
 
     def result_specs(self, operands: Sequence[Any], results: Sequence[Any]) -> list[DTensorSpec | None]:
-        """The specs of whole results, from local ones."""
+        """Returns the specs of full results, from local ones."""
         uneven = uneven_dims(self.operand_specs(operands))
         sizes = self.sizes or [None] * len(results)
         return [
@@ -87,7 +87,7 @@ class Function:
 
 
 def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """Fake leaves of this rank's shapes, which require gradients where ``operands`` do."""
+    """Returns fake leaves of this rank's shapes, which require gradients where ``operands`` do."""
     fakes = []
     with mode:
         for operand, spec, label in zip(
@@ -141,7 +141,7 @@ class _Lift(ReplaceTensors):
 
 
 def is_foreign_to(*, is_functional: bool) -> Callable[[Tensor], bool]:
-    """A function that tells tensors from outside: the outer tracer knows them, or they are not fake."""
+    """Returns a predicate for tensors from outside: the outer tracer knows them, or they are not fake."""
     outer = get_proxy_mode()
     known = None if outer is None else outer.tracer.tensor_tracker
 
@@ -174,7 +174,7 @@ def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
 
 
 def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
-    """Results of the right shapes, connected to ``operands`` where gradients flow. Records nothing."""
+    """Returns unrecorded results of the right shapes, connected to ``operands`` where gradients flow."""
     mode = mode_of(operands)
     is_foreign = is_foreign_to(is_functional=False)
     with alone(mode):

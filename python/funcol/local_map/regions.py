@@ -1,6 +1,6 @@
 """Regions of local tensors as data: name, mesh and the placements of operands and results.
 
-A region keeps placements as text (``"S(0)R"``), so that it can stand in a graph: copies, renumbering and
+A region keeps placements as text (``"S(0)R"``), so that a graph can hold it: copies, renumbering and
 serialization of the graph keep it.
 """
 
@@ -44,9 +44,9 @@ class Region(NamedTuple):
 
     ``name`` is the function's name and the place of its definition. ``inputs`` and ``outputs`` hold the
     placements of each operand and result, such as ``"S(0)R"``; ``None`` for numbers and for activations,
-    which the backward graph takes as they are. ``are_whole``: the node's operands and results are whole
+    which the backward graph takes as they are. ``are_whole``: the node's operands and results are full
     tensors, of which the function gets and returns shards; else they are this rank's tensors. ``sizes`` are
-    those of whole results with uneven shards, ``None`` for the others.
+    those of full results with uneven shards, ``None`` for the others.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Region(NamedTuple):
 
     @staticmethod
     def of(packed: Sequence[Any]) -> Region:
-        """The region that :meth:`packed` made ``packed`` of. ``ValueError`` if it has another form: a graph
-        may come from a file."""
+        """Returns the region from which :meth:`packed` made ``packed``. Raises ValueError for other forms,
+        since a graph may come from a file."""
         if not _is_packed(packed):
             raise ValueError(
                 f"funcol.local_map_hop: {_short(packed)} is no region. Pass what a traced call of "
@@ -69,7 +69,7 @@ class Region(NamedTuple):
         return Region(name, are_whole, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
 
     def packed(self) -> tuple[Any, ...]:
-        """As plain tuples, which a node can have as an argument."""
+        """Returns the region as plain tuples, which a node can have as an argument."""
         return tuple(self._replace(mesh=tuple(self.mesh)))  # type: ignore[arg-type]
 
     def placements_in(self) -> tuple[Placements | None, ...]:
@@ -127,7 +127,7 @@ _WORD = re.compile(rf"R|S\({_DIM}\)|_S\({_DIM}, ([1-9]\d{{0,8}})\)|P\(([A-Za-z_]
 
 
 def text_of(placements: Placements | None) -> str | None:
-    """``"S(0)R"``. ``NotImplementedError`` for placements of other kinds than PyTorch's four."""
+    """Returns ``"S(0)R"``. Raises NotImplementedError for placements of kinds other than PyTorch's four."""
     return None if placements is None else "".join(map(_word, placements))
 
 
@@ -142,7 +142,7 @@ def _word(placement: Placement) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def placements_of(text: str | None) -> Placements | None:
-    """The placements that :func:`text_of` writes as ``text``."""
+    """Returns the placements that :func:`text_of` writes as ``text``."""
     if text is None:
         return None
     found = list(_WORD.finditer(text))
@@ -168,7 +168,7 @@ _meshes: weakref.WeakValueDictionary[MeshKey, DeviceMesh] = weakref.WeakValueDic
 
 
 def key_of(mesh: DeviceMesh) -> MeshKey:
-    """``mesh`` by value; :func:`mesh_of_key` finds it again as long as it lives."""
+    """Returns ``mesh`` by value; :func:`mesh_of_key` finds it again as long as it lives."""
     ranks = tuple(mesh._flatten_rank_map)
     key = MeshKey(mesh.device_type, tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()), ranks)
     _meshes.setdefault(key, mesh)
@@ -176,7 +176,7 @@ def key_of(mesh: DeviceMesh) -> MeshKey:
 
 
 def mesh_of_key(key: MeshKey) -> DeviceMesh:
-    """A living mesh of ``key`` on which a region was made, or the current mesh (``with mesh:``)."""
+    """Returns a living mesh of ``key`` on which a region was made, or the current mesh (``with mesh:``)."""
     mesh = _meshes.get(key) or current_mesh()
     if mesh is None or key_of(mesh) != key:
         raise ValueError(
@@ -187,7 +187,7 @@ def mesh_of_key(key: MeshKey) -> DeviceMesh:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """The mesh that was entered last with ``with mesh:``, if any."""
+    """Returns the mesh that was entered last with ``with mesh:``, if any."""
     from torch.distributed.device_mesh import _mesh_resources
 
     return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
@@ -201,13 +201,12 @@ def gradient_placements(
     outputs: Sequence[Placements | None],
     stated: Sequence[Placements | None] | None = None,
 ) -> tuple[list[Placements | None], list[Placements | None]]:
-    """The placements of the gradients of local inputs and outputs; ``stated`` are those of inputs that are
-    stated.
+    """Returns the placements of gradients of local inputs and outputs; ``stated`` overrides those of inputs.
 
     Along an axis on which all tensors are replicated, every rank computes the same, gradients included. Along
     any other axis a rank's results are its own: the gradients on different ranks add up to that of a
-    replicated tensor, which is partial there. A shard's gradient is sharded alike; each part of a partial
-    tensor has the whole gradient. On one axis:
+    replicated tensor, which is partial there. A shard's gradient is sharded in the same way; each part of a
+    partial tensor has the full gradient. On one axis:
 
         S <- R, S     gradients of the inputs: P, S; of the output: S
         P <- S, S     S, S; R
@@ -239,14 +238,14 @@ def gradient_placements(
 
 
 def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:
-    """The number of ranks whose tensors are averaged; 1 without averages."""
+    """Returns the number of ranks whose tensors are averaged; 1 without averages."""
     if placements is None:
         return 1
     return math.prod(mesh.size(axis) for axis, one in enumerate(placements) if one.is_partial("avg"))
 
 
 def check_differentiable(placements: Placements, what: str, name: str) -> None:
-    """Raises for partials other than sums and averages, whose gradients a rank cannot tell alone."""
+    """Raises for partials other than sums and averages, whose gradients a rank cannot compute alone."""
     for placement in placements:
         if placement.is_partial() and not (placement.is_partial("sum") or placement.is_partial("avg")):
             raise NotImplementedError(
@@ -259,7 +258,7 @@ def check_differentiable(placements: Placements, what: str, name: str) -> None:
 
 
 def checked_placements(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
-    """``placements`` with dims counted from the front. ``ValueError`` for dims that the tensor lacks."""
+    """Returns ``placements`` with dims counted from the front. Raises ValueError if the tensor lacks them."""
     for placement in placements:
         if is_shard(placement) and not -num_dims <= placement.dim < num_dims:
             raise ValueError(
@@ -270,7 +269,7 @@ def checked_placements(placements: Placements, num_dims: int, what: str, name: s
 
 
 def cuts_of(placements: Placements) -> dict[int, tuple[int, ...]]:
-    """The axes that cut each sharded dim."""
+    """Returns the axes that cut each sharded dim, by dim."""
     cuts: dict[int, tuple[int, ...]] = {}
     for axis, placement in enumerate(placements):
         if is_shard(placement):
@@ -283,7 +282,7 @@ def num_pieces(mesh: DeviceMesh, axes: Sequence[int]) -> int:
 
 
 def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
-    """This rank's shape. Symbolic sizes have to divide."""
+    """Returns this rank's shape. Symbolic sizes have to be divisible by the number of shards."""
     shape: list[Any] = list(spec.shape)
     if all(isinstance(size, int) for size in shape):
         return tuple(_C.local_shape_of(spec, shape))
@@ -308,7 +307,7 @@ class Uneven(NamedTuple):
 
 
 def uneven_dims(specs: Sequence[DTensorSpec | None]) -> list[Uneven]:
-    """The dims of inputs under ``specs`` that have uneven shards."""
+    """Returns the dims of inputs under ``specs`` that have uneven shards."""
     found = []
     for spec in filter(None, specs):
         shape = spec.shape
@@ -328,10 +327,10 @@ def whole_spec(
     what: str,
     name: str,
 ) -> DTensorSpec:
-    """The spec of a result of which this rank has ``local``; ``sizes`` are those of the whole, where known.
+    """Returns the spec of a result of which this rank has ``local``, with the full ``sizes``, if known.
 
-    Else shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the
-    input is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
+    Otherwise shards are assumed to be even, unless an input has uneven ones on the same axes: then the result
+    has the size of the input. Raises ``ValueError`` if this rank's shards of the two differ in length.
     """
     if sizes is not None:
         return spec_of_shape(mesh, placements, sizes, local)

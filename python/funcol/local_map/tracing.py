@@ -3,7 +3,7 @@
 A traced call of an applied function (:func:`funcol.local_map.apply_local_map`) records the function and its
 gradient once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the
 recorded body, a :class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a
-graph is traced again with shards in place of whole tensors, the operator moves its operands to their
+graph is traced again with shards in place of full tensors, the operator moves its operands to their
 placements and runs its body, so that the second trace holds the operators of the body.
 
 PyTorch counterpart: ``torch._higher_order_ops.local_map``.
@@ -52,8 +52,8 @@ class LocalMapHop(HigherOrderOperator):
 
     ``body`` is a ``GraphModule`` on local tensors, ``region`` a packed
     :class:`~funcol.local_map.regions.Region`, ``operands`` are tensors and sizes. The result is a tuple.
-    Tracers record the call as a whole, but for DTensors among the operands, or with ``_inline=True`` for
-    operands that are this rank's tensors by now: then the call is the body itself.
+    Tracers record the call as one node, except for DTensors among the operands, or with ``_inline=True`` for
+    operands that are this rank's tensors already: then the call runs the body itself.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class LocalMapHop(HigherOrderOperator):
 
 
 def _as_contiguous_as_traced(body: Any, operands: Sequence[Any]) -> list[Any]:
-    """``operands``, contiguous where ``body`` was recorded with contiguous tensors: it may hold views."""
+    """Makes ``operands`` contiguous where they were when ``body``, which may contain views, was recorded."""
     if not isinstance(body, GraphModule):
         return list(operands)
     traced = [node.meta.get("val") for node in body.graph.nodes if node.op == "placeholder"]
@@ -109,7 +109,7 @@ def _with_state(**values: Any) -> Iterator[None]:
 
 
 def in_compiled_region(replaced: dict[int, Tensor]) -> contextlib.AbstractContextManager[None]:
-    """While active, tensors that are no DTensors are this rank's, as in eager calls, and local maps find the
+    """Treats tensors other than DTensors as this rank's, as eager calls do, while active. Local maps find the
     tensors that they close over in ``replaced``, by identity."""
     return _with_state(tensors_are_local=True, replaced={**_state.replaced, **replaced})
 
@@ -120,7 +120,7 @@ class _Replace(ReplaceTensors):
 
 
 def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an applied function under a tracer."""
+    """Runs a call of an applied function under a tracer."""
     flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
@@ -165,7 +165,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
-    """The name of each flattened argument in errors."""
+    """Returns the name of each flattened argument for errors."""
     try:
         parameters = list(inspect.signature(local_map.func).parameters.values())
     except (TypeError, ValueError):  # the function has no signature
@@ -203,7 +203,7 @@ class _Body:
         return [value for value, is_one in zip(values, self._is_operand, strict=True) if is_one]
 
     def result(self, values: Sequence[Any]) -> Any:
-        """The function's own result, with ``values`` as the tensors and sizes in it."""
+        """Returns the function's own result, with ``values`` as the tensors and sizes in it."""
         rest = iter(values)
         flat = [
             next(rest) if is_one else constant
@@ -243,7 +243,7 @@ def _call_node(
 
 
 def _run(graphs: PartitionedGraphs) -> list[Any]:
-    """The node of the forward graph, and that of the backward graph where gradients flow."""
+    """Emits the node of the forward graph, and that of the backward graph where gradients flow."""
     if graphs.gradients is None:
         return list(_node(graphs.forward, *graphs.operands))
     return list(_Differentiable.apply(graphs, *graphs.operands))
@@ -297,7 +297,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function:
-    """The body of a node as a function to be traced again."""
+    """Returns the body of a node as a function to be traced again."""
     outputs = list(region.placements_out())
 
     class Again:
@@ -346,7 +346,7 @@ def _recorded(
         tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
     args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
     proxy = tracer.create_proxy("call_function", local_map_hop, (args[0], region, *args[1:]), {}, name=name)
-    # By this number AOTAutograd would give the backward node the metadata of the forward node.
+    # With this number AOTAutograd would give the backward node the metadata of the forward node.
     proxy.node.meta.pop("seq_nr", None)
     proxy.node.meta["custom"] = {
         **proxy.node.meta.get("custom", {}),
@@ -363,7 +363,7 @@ def _recorded(
 
 
 def _node_name(name: str) -> str:
-    """``"attention_model_py_L41"``: FX would count up a number at the end for the next node."""
+    """Returns ``"attention_model_py_L41"``: FX would increment a bare number at the end for the next one."""
     return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
 
 
@@ -380,7 +380,7 @@ def _shapes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands:
 
 @local_map_hop.py_impl(DispatchKey.CompositeExplicitAutograd)
 def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
-    """The call on data. A rank takes its shards of whole tensors; every rank gets the whole results."""
+    """Runs the call on data. A rank takes its shards of full tensors; every rank gets the full results."""
     known = Region.of(region)
     if not known.are_whole:
         return tuple(body(*operands))

@@ -64,16 +64,16 @@ def _plan_as_html(plan: _C.Plan) -> str:
     return plan_as_html(plan)
 
 
-# For notebooks, which ask for it when a plan is the value of a cell.
+# Notebooks call it when a plan is the value of a cell.
 _C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 
-if not TYPE_CHECKING:  # from which it would hide misspelt names
+if not TYPE_CHECKING:  # it would hide misspelled names from type checkers
 
     def __getattr__(name: str) -> Any:
         if name in _NEED_DTENSOR:
             importlib.import_module("torch.distributed.tensor")  # install() may wait for it
             found = getattr(importlib.import_module(f"{__name__}.{_NEED_DTENSOR[name]}"), name)
-            globals()[name] = found  # from now on without this function
+            globals()[name] = found  # later uses bypass this function
             return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,13 @@
-"""How ranks agree on the tensors they are about to send, and hear of a rank that leaves.
+"""Agreement of ranks on the tensors that they are about to send, and notices of ranks that leave.
 
 The ranks of a call have one control group, known from the start. A batch that goes to another mesh agrees
-once; a stream does before each bucket, and until all ranks have ended. The ranks make one small all_reduce:
-of a digest of what comes next, and of whether a rank leaves. Where digests differ, they exchange what they
-stand for, so that every rank finds the same difference and raises the same error. Nothing is sent before
+once; a stream agrees before each bucket, until all ranks have ended. The ranks make one small all_reduce of a
+digest of what comes next and of a flag for ranks that leave. If digests differ, the ranks exchange the data
+behind them, so that every rank finds the same difference and raises the same error. No tensor is sent before
 that, whatever meshes a bucket touches.
 
-The control group is one of its own, with the ranks that a program names: a rank that drops its stream and
-goes on cannot mix its collectives with those that the others still wait for.
+The control group has the ranks that a program names, but is a separate group: a rank that drops its stream
+and goes on cannot mix its collectives with those that the others still wait for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _control_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ..
 
 
 def control_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Returns the group by which ``ranks`` agree. All of them call it alike; the first call makes it."""
+    """Returns the group by which ``ranks`` agree. All of them must call it; the first call makes it."""
     world = dist.group.WORLD
     assert world is not None
     known = _control_groups.setdefault(world, {})
@@ -61,7 +61,7 @@ class MeshValue(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor, by value. ``mesh`` is a number of :attr:`Manifest.meshes`; ``None``: a plain tensor."""
+    """A tensor, by value. ``mesh`` is an index into :attr:`Manifest.meshes`; ``None`` for a plain tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,8 +70,8 @@ class Entry(NamedTuple):
     order: str
     device: str
     mesh: int | None
-    sent_as: str = "none"  # the dtype that is asked for
-    target: str = ""  # the placements that are asked for
+    sent_as: str = "none"  # the requested dtype
+    target: str = ""  # the requested placements
 
 
 _COMPARED = {
@@ -117,19 +117,19 @@ class Manifest:
         self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as, wanted))
 
     def add_mesh(self, mesh: DeviceMesh) -> int:
-        """Adds ``mesh``, whose ranks have to say the same, unless it is known. Returns its number."""
+        """Adds ``mesh``, whose ranks have to agree, unless it is known. Returns its index."""
         value = mesh_value(mesh)
         if value not in self.meshes:
             self.meshes.append(value)
         return self.meshes.index(value)
 
     def values(self) -> list[Any]:
-        """All of it, as JSON has values."""
+        """Returns the manifest as values that JSON can represent."""
         return [self.options, [*map(tuple, self.entries)], [*map(tuple, self.meshes)], sorted(self.ties)]
 
     @classmethod
     def of(cls, values: list[Any]) -> Manifest:
-        """The manifest whose :meth:`values` another rank has sent."""
+        """Returns the manifest whose :meth:`values` another rank has sent."""
         options, entries, meshes, ties = values
         made = cls(options)
         made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
@@ -138,24 +138,24 @@ class Manifest:
         return made
 
     def digest(self) -> int:
-        """A number above 0."""
+        """Returns a digest, a number above 0."""
         text = repr(self.values()).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()) + 1
 
     def partners(self) -> set[int]:
-        """The ranks that have to say the same."""
+        """Returns the ranks that have to agree on this manifest."""
         named = self.options.get("to"), self.options.get("src")
         return {rank for mesh in self.meshes for rank in mesh.ranks} | {
             rank for rank in named if rank is not None
         }
 
     def mesh_of(self, index: int) -> MeshValue | None:
-        """The mesh of a tensor; ``None`` for a plain one."""
+        """Returns the mesh of a tensor; ``None`` for a plain tensor."""
         mesh = self.entries[index].mesh
         return None if mesh is None else self.meshes[mesh]
 
     def ranks_of(self, index: int) -> tuple[int, ...] | None:
-        """The ranks of the mesh of a tensor; ``None`` for a plain one."""
+        """Returns the ranks of the mesh of a tensor; ``None`` for a plain tensor."""
         mesh = self.mesh_of(index)
         return None if mesh is None else mesh.ranks
 
@@ -164,7 +164,7 @@ _mesh_values: weakref.WeakKeyDictionary[DeviceMesh, MeshValue] = weakref.WeakKey
 
 
 def mesh_value(mesh: DeviceMesh) -> MeshValue:
-    """Returns ``mesh`` by value. It is found once, for it takes time in proportion to the ranks."""
+    """Returns ``mesh`` by value. The value is cached, since it takes time in proportion to the ranks."""
     value = _mesh_values.get(mesh)
     if value is None:
         with _disable_current_modes():
@@ -184,7 +184,7 @@ class Agreement:
         self.op = op
         self._is_over = False
         self.tells = False  # equal on all ranks
-        self.num_done = 0  # tensors, of which the others hear if this rank leaves
+        self.num_done = 0  # tensors, reported to the others if this rank leaves
         self.group: dist.ProcessGroup | None = None
         self.ranks = [0]
         if dist.is_initialized() and not simulates_ranks():
@@ -198,7 +198,7 @@ class Agreement:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *rest: object) -> None:
-        """Leaves the other ranks if there is an error."""
+        """Reports to the other ranks that this one leaves, if there is an error."""
         if error is not None:
             self.leave(reason_of(error))
 
@@ -210,7 +210,7 @@ class Agreement:
         return self._meet(manifest)[0]
 
     def check_inside(self, manifest: Manifest) -> None:
-        """``ValueError`` if a mesh of ``manifest`` has ranks that do not take part."""
+        """Raises ValueError if a mesh of ``manifest`` has ranks that do not take part."""
         for number, mesh in enumerate(manifest.meshes):
             outside = set(mesh.ranks) - set(self.ranks)
             if outside and self.group is not None:
@@ -221,8 +221,8 @@ class Agreement:
                 )
 
     def _meet(self, manifest: Manifest | None, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
-        """Joins the exchange of the ranks; without a manifest to send what was agreed before. Returns the
-        manifests of the ranks that send with this one, and true if a rank goes on."""
+        """Joins the exchange of the ranks. Without a manifest, this rank sends what was agreed before.
+        Returns the manifests of the ranks that send with this one, and true if a rank goes on."""
         if self.group is None:
             return {} if manifest is None else {self.own_rank: manifest}, False
         content = _NO_MANIFEST if manifest is None else manifest.digest()
@@ -240,8 +240,8 @@ class Agreement:
         return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(going)
 
     def _compared(self, manifest: Manifest | None) -> dict[int, Manifest]:
-        """Returns the manifests of the ranks that have to agree with this one. Raises on all ranks if those
-        of a set that has to agree do not."""
+        """Returns the manifests of the ranks that have to agree with this one. Raises ValueError on all ranks
+        if ranks that have to agree do not."""
         given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
         parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
@@ -267,7 +267,7 @@ class Agreement:
         return self._all(text) if self.tells else {}
 
     def end(self, manifest: Manifest | None = None) -> None:
-        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
+        """Waits until all ranks have ended. ``manifest`` is an empty one if ranks meet before each bucket."""
         while self._meet(manifest, goes_on=False)[1]:
             if self.tells:
                 self._all("null")
@@ -303,7 +303,7 @@ class Agreement:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where numbers are that ``group`` reduces: on the CPU, if it can."""
+    """Returns the device of numbers that ``group`` reduces: the CPU, if ``group`` supports it."""
     devices = {device.type for device in group._device_types}
     if not devices or "cpu" in devices:
         return torch.device("cpu")
@@ -311,7 +311,8 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def device_for(types: set[str], group: dist.ProcessGroup | None) -> torch.device:
-    """Where ``group`` sends tensors that are on devices of ``types``: there, if it can and it is one."""
+    """Returns the device from which ``group`` sends tensors on devices of ``types``: the single type if
+    ``group`` supports it, else the device on which it reduces numbers."""
     known = set() if group is None else {device.type for device in group._device_types}
     if len(types) == 1 and (types <= known or not known):
         (only,) = types
@@ -334,7 +335,7 @@ def sets_that_agree(manifests: Mapping[int, Manifest]) -> list[list[int]]:
 
 
 def compare(manifests: Mapping[int, Manifest], op: str) -> None:
-    """``ValueError`` that has the first difference between ``manifests``, by rank."""
+    """Raises ValueError with the first difference between ``manifests``, which are by rank."""
     for what, values in _compared_values(manifests):
         found: dict[Any, list[int]] = {}
         for rank, value in values.items():
@@ -348,7 +349,7 @@ def compare(manifests: Mapping[int, Manifest], op: str) -> None:
 
 
 def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, dict[int, Any]]]:
-    """Yields, in words, what has to be equal, and what the ranks of a part have, if what came before is."""
+    """Yields, in words, what has to be equal, and its value on each rank, if the values before are equal."""
     for option in next(iter(manifests.values())).options:
         yield f"{option} is", {rank: one.options[option] for rank, one in manifests.items()}
     for index in range(max(len(one.entries) for one in manifests.values())):
@@ -386,8 +387,8 @@ def _listed(found: Mapping[Any, Sequence[int]]) -> str:
 
 
 def own_ties(tensors: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
-    """Indices of the first and of another one, for each DTensor that is on this rank the same as one before
-    it: in the same memory, of the same layout."""
+    """Returns pairs of indices, ``(first, other)``, for each DTensor that is on this rank the same as an
+    earlier one: in the same memory, of the same layout."""
     by_memory: dict[int, list[tuple[int, DTensor]]] = {}
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, DTensor):
@@ -409,8 +410,8 @@ def own_ties(tensors: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
 
 
 def agreed_ties(manifests: Mapping[int, Manifest]) -> dict[int, int]:
-    """The first of the tensors that are tied to each, by index: those that all ranks of their mesh find
-    tied."""
+    """Returns the index of the first tensor for each tensor that is tied to it, by index. All ranks of their
+    mesh have to find them tied."""
     found = {}
     for first, other in set().union(*(one.ties for one in manifests.values())):
         concerned = [
@@ -424,7 +425,7 @@ def agreed_ties(manifests: Mapping[int, Manifest]) -> dict[int, int]:
 
 
 def identity(tensor: Tensor) -> Any:
-    """A value that two tensors share if one is the other: the same elements of the same memory."""
+    """Returns a key that is equal for two tensors if they are the same elements of the same memory."""
     held = settled(tensor)
     return (
         held.untyped_storage()._cdata,
@@ -438,14 +439,14 @@ def identity(tensor: Tensor) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """A line on an error, for the other ranks."""
+    """Returns a line that describes ``error``, for the other ranks."""
     line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def staging_device(tensor: DTensor) -> torch.device | None:
-    """The device of its mesh, through which a shard on the CPU is sent and received (parameters that FSDP2
-    offloads); ``None`` if the shard is there."""
+    """Returns the device of the tensor's mesh, through which a shard on the CPU is sent and received
+    (parameters that FSDP2 offloads); ``None`` if it is there, or on ranks outside of the mesh."""
     mesh = tensor._spec.mesh
     if tensor._local_tensor.device.type == mesh.device_type or mesh.get_coordinate() is None:
         return None

@@ -18,10 +18,9 @@ from .meshes import merged_groups
 
 
 def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
-    """Name of the group along a set of ``axes``, a bit an axis, and the place of each of its ranks.
+    """Returns the name of the group along a set of ``axes``, a bit for each, and the places of its ranks.
 
-    Places count up along the last axis first. The list is empty if the group has its ranks in that order,
-    too.
+    Places count up along the last axis first. The list is empty if the ranks of the group are in that order.
     """
     listed = [axis for axis in range(mesh.ndim) if axes >> axis & 1]
     if len(listed) != 1:
@@ -37,21 +36,21 @@ def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
         ranks = along_axis.tolist()
     try:
         members = _members(group_named(name))
-    except (RuntimeError, ValueError):  # the group is gone, which whoever uses its name is told
+    except (RuntimeError, ValueError):  # the group is gone, as uses of its name report
         return name, []
     return name, [] if members == ranks else [ranks.index(member) for member in members]
 
 
 def ranks_of_mesh(mesh: DeviceMesh) -> tuple[str, list[int]]:
-    """Name of the default group, and the ranks of ``mesh`` in it. Ranks count up along the last axis
-    first."""
+    """Returns the name of the default group, and the ranks of ``mesh`` in it, which count up along the last
+    axis first."""
     with _disable_current_modes():
         return dist.group.WORLD.group_name, mesh.mesh.flatten().tolist()  # type: ignore[union-attr]
 
 
 def _members(group: dist.ProcessGroup) -> list[int]:
-    """The ranks in the world of the group's ranks. Once the world is reconfigured, its ranks are numbered
-    anew, which PyTorch's list does not follow."""
+    """Returns the ranks in the world of the group's ranks. Once the world is reconfigured, its ranks are
+    numbered anew, which PyTorch's list does not follow."""
     if group is dist.group.WORLD:
         return list(range(group.size()))
     return dist.get_process_group_ranks(group)
@@ -64,7 +63,7 @@ def note_redistribution(
     trace: str,
     is_explicit: bool,
 ) -> contextlib.AbstractContextManager[object]:
-    """The context in which PyTorch's ``DebugMode`` notes the operators of a redistribution."""
+    """Returns the context in which PyTorch's ``DebugMode`` records the operators of a redistribution."""
     mode = get_active_debug_mode()
     if mode is None:
         return contextlib.nullcontext()
@@ -72,8 +71,8 @@ def note_redistribution(
 
 
 def apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """``tensor``, with zeros where another rank has the row, as a masked partial reduces it. Releases the
-    mask."""
+    """Returns a copy of ``tensor`` with zeros in rows of other ranks, as a masked partial reduces it.
+    Releases the mask."""
     masked = tensor.clone()
     placement.mask_buffer.apply_mask(masked)
     placement.mask_buffer.release_mask()
@@ -81,8 +80,8 @@ def apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> T
 
 
 def fill_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """The indices of ``tensor`` within this rank's rows. The mask of the other rows stays in ``placement``,
-    for :func:`apply_mask`."""
+    """Returns the indices of ``tensor`` within this rank's rows. Keeps the mask of the other rows in
+    ``placement``, for :func:`apply_mask`."""
     result: Tensor = placement._partition_value(tensor, mesh, axis)
     return result
 

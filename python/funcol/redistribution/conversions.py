@@ -1,6 +1,6 @@
 """``to_local`` and ``from_local`` of DTensors in any shard order; specs say where their gradients go.
 
-Each is the other's gradient, so both are differentiable any number of times. C++ does the plain ones, and
+Each is the other's gradient, so both are differentiable any number of times. C++ handles the plain ones, and
 calls the functions here for gradients whose specs it does not read.
 
 PyTorch counterparts: ``DTensor.to_local`` and ``DTensor.from_local`` with ``grad_placements``.
@@ -33,7 +33,7 @@ from .specs import (
 
 
 def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
-    """The local tensor of ``dtensor``; its gradient has the spec ``gradient``. The spec may be without a
+    """Returns the local tensor of ``dtensor``; its gradient has the spec ``gradient``, which may lack a
     mesh."""
     if not (dtensor.requires_grad and torch.is_grad_enabled()):
         return settled(dtensor._local_tensor)
@@ -45,15 +45,15 @@ def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
 
 
 def to_local_in_order(dtensor: DTensor, placements: Sequence[Placement] | None) -> Tensor:
-    """The local tensor of ``dtensor``; axes cut its gradient, of ``placements``, in the order of ``dtensor``.
-    By default the gradient is replicated where ``dtensor`` is partial."""
+    """Returns the local tensor of ``dtensor``; its gradient has ``placements``, which cut in the order of
+    ``dtensor``. By default the gradient is replicated where ``dtensor`` is partial."""
     gradient = _in_order_of(dtensor._spec, placements)
     return _ToLocal.apply(dtensor, gradient, _in_order_of(gradient))  # type: ignore[no-any-return]
 
 
 def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: DeviceMesh) -> DTensor:
-    """The DTensor on ``mesh`` of which this rank has ``local``; its gradient is redistributed to
-    ``gradient``, before ``local`` gets it. The specs may be without a mesh."""
+    """Returns the DTensor on ``mesh`` of which this rank has ``local``; its gradient is redistributed to
+    ``gradient`` before ``local`` gets it. The specs may lack a mesh."""
     if not (local.requires_grad and torch.is_grad_enabled()):
         return make_dtensor(local, copy_onto(spec, mesh), requires_grad=False)
     shape, stride, _ = meta_of(spec)
@@ -65,7 +65,7 @@ def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: De
 
 
 class _ToLocal(torch.autograd.Function):
-    """``gradient`` is the spec of the gradient, ``back`` that of the gradient's gradient."""
+    """The local tensor; its gradient has the spec ``gradient``, and that gradient's one the spec ``back``."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, gradient: DTensorSpec, back: DTensorSpec) -> Tensor:
@@ -108,8 +108,8 @@ class _FromLocal(torch.autograd.Function):
 def _in_order_of(
     spec: DTensorSpec, placements: Sequence[Placement] | None = None, meta: TensorMeta | None = None
 ) -> DTensorSpec:
-    """A spec of ``placements``, by default those of a gradient, in which axes that cut a dim in ``spec`` cut
-    first, in its order."""
+    """Returns a spec of ``placements`` (default: those of a gradient) in which axes that cut a dim in
+    ``spec`` cut first, in its order."""
     meta = meta or meta_of(spec)
     chosen = without_partials(spec.placements) if placements is None else placements
     chosen = tuple(counted_from_0(one, len(meta.shape)) for one in chosen)
@@ -129,7 +129,7 @@ def _in_order_of(
 def gradient_of_to_local(
     gradient: Tensor, spec: DTensorSpec, placements: tuple[Placement, ...] | None
 ) -> DTensor:
-    """``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
+    """Returns ``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
     _, stride = compute_global_tensor_info(gradient, spec.mesh, spec.placements)
     meta = TensorMeta(spec.shape, tuple(stride), gradient.dtype)
     if not has_own_order(spec):
@@ -140,7 +140,7 @@ def gradient_of_to_local(
 
 
 def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
-    """The local part of ``gradient``, once it has ``placements`` and axes cut in the order of the mesh."""
+    """Redistributes ``gradient`` to ``placements`` in the default shard order. Returns its local part."""
     if gradient.placements != placements or has_own_order(gradient._spec):
         target = target_spec(gradient._spec, gradient.device_mesh, placements)
         ExplicitRedistributionContext.observe_redistribution(

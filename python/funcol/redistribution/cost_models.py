@@ -38,10 +38,10 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class AxisCost:
-    """The collectives along a mesh axis of ``size`` ranks.
+    """The costs of collectives along a mesh axis of ``size`` ranks.
 
     Bytes are those that the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
-    tensor, twice that for an all_reduce, the whole tensor for a permute.
+    tensor, twice that for an all_reduce, the full tensor for a permute.
     """
 
     size: int
@@ -57,7 +57,7 @@ class AlphaBeta:
     """Latency and bandwidth of every mesh axis and collective, and of local copies; plans cost microseconds.
 
     ``python -m funcol calibrate`` measures one on a running mesh. PyTorch's counterpart is ``MeshTopoInfo``,
-    which has one latency and one bandwidth a mesh dim.
+    which has one latency and one bandwidth for each mesh dim.
     """
 
     axes: Mapping[str, AxisCost]
@@ -65,10 +65,10 @@ class AlphaBeta:
 
     @classmethod
     def load(cls, path: str | Path) -> AlphaBeta:
-        """Reads what :meth:`save` wrote.
+        """Reads a file that :meth:`save` wrote.
 
-        ``ValueError`` names the key that is missing, unknown, there twice or wrong. A file from anywhere may
-        be read: it is JSON of numbers.
+        Raises ``ValueError`` that names the key that is missing, unknown, duplicate or wrong. Untrusted files
+        may be read: they are JSON of numbers.
         """
         what = f"AlphaBeta.load: {path}"
         try:
@@ -92,7 +92,7 @@ class AlphaBeta:
         Path(path).write_text(json.dumps({"axes": axes, "copy": vars(self.copy)}, indent=2) + "\n")
 
     def for_mesh(self, mesh: _C.Mesh) -> _C.AlphaBeta:
-        """The costs in the order of the axes of ``mesh``; ``ValueError`` if it has others or other sizes."""
+        """Returns costs in the order of the axes of ``mesh``. Raises ValueError if axes or sizes differ."""
         sizes = dict(zip(axis_names(mesh), mesh.sizes, strict=True))
         known = {name: axis.size for name, axis in self.axes.items()}
         if sizes != known:
@@ -112,12 +112,12 @@ CostModel: TypeAlias = AlphaBeta | _C.StepCounts
 
 
 def axis_names(mesh: _C.Mesh) -> tuple[str, ...]:
-    """The names of the axes; their numbers if they have none."""
+    """Returns the names of the axes, or their numbers if they have no names."""
     return mesh.names or tuple(map(str, range(len(mesh.sizes))))
 
 
 def listed_axes(sizes: Mapping[str, int]) -> str:
-    """The sizes of axes in words: ``dp=2, tp=4``."""
+    """Returns the sizes of axes in words: ``dp=2, tp=4``."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
@@ -134,7 +134,7 @@ def _link(value: Any, what: str) -> LinkCost:
     for key, number in parts.items():
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         is_bandwidth = key == "gigabytes_per_s"
-        # NaN is in no range. Plans add such numbers up, thousands of them, and times bytes.
+        # NaN is in no range. Plans add up thousands of such numbers, and multiply them by bytes.
         if not is_number or not (_LEAST_BANDWIDTH if is_bandwidth else 0) <= number <= _MOST:
             least = f"more than 0, from {_LEAST_BANDWIDTH:g}" if is_bandwidth else "0 or more, up"
             raise ValueError(
@@ -161,7 +161,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """``repr(value)``, which may be of any length, in an error."""
+    """Returns ``repr(value)``, which may be of any length, shortened for an error."""
     try:
         text = repr(value)
     except ValueError:  # an int of too many digits

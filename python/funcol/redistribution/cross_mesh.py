@@ -28,7 +28,7 @@ Order = tuple[tuple[int, tuple[int, ...]], ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class CrossMeshOptions(RedistributionOptions):
-    """Options between meshes: ``model`` has the models of both, in the order of the call."""
+    """The options of a redistribution between meshes; ``model`` has the models of both, source first."""
 
     def move(
         self,
@@ -49,7 +49,7 @@ class CrossMeshOptions(RedistributionOptions):
     def target_of_gradient(
         self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
     ) -> tuple[DTensor, DTensorSpec]:
-        """Replicated where the tensor is partial."""
+        """Reduces what C++ cannot move. Returns a spec that is replicated where ``src`` is partial."""
         meta = TensorMeta(gradient.shape, gradient.stride(), dtype)
         dst = dataclasses.replace(src, placements=without_partials(src.placements), tensor_meta=meta)
         return _with_known_partials(gradient), dst
@@ -73,8 +73,8 @@ def redistribute_between(
     max_bytes: int | None = None,
     agrees: bool = False,
 ) -> list[DTensor]:
-    """``dtensors``, all on one other mesh, with placements of ``targets`` on ``mesh``. With ``agrees``, once
-    the ranks of both meshes are about to make one move."""
+    """Redistributes ``dtensors``, all on one other mesh, to ``targets`` on ``mesh``. With ``agrees``, first
+    waits until the ranks of both meshes are about to make the same move."""
     _check(dtensors)
     src_mesh = dtensors[0].device_mesh
     if agrees:
@@ -117,8 +117,8 @@ def _agree(
     targets: Sequence[tuple[Placement, ...]],
     options: dict[str, Any],
 ) -> None:
-    """Returns once the ranks of ``mesh`` and of the mesh of ``dtensors`` are about to make one move. Raises
-    on all of them if they differ in it. A rank of neither mesh does not take part."""
+    """Waits until the ranks of ``mesh`` and of the mesh of ``dtensors`` are about to make the same move.
+    Raises ValueError on all of them if their moves differ. A rank of neither mesh does not take part."""
     src, dst = mesh_value(dtensors[0].device_mesh), mesh_value(mesh)
     ranks = {*src.ranks, *dst.ranks}
     if not dist.is_initialized() or dist.get_rank() not in ranks:
@@ -157,12 +157,12 @@ def _without_own_rules(placements: Sequence[Placement]) -> tuple[Placement, ...]
 
 
 def _with_known_partials(dtensor: DTensor) -> DTensor:
-    """``dtensor`` with masks and partials that have rules of their own reduced."""
+    """Reduces masks, and partials that have rules of their own, in ``dtensor``."""
     return _placed(dtensor, _without_own_rules(dtensor.placements))
 
 
 def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
-    """``dtensor``, on its mesh, with ``placements`` if either has partials that have rules of their own."""
+    """Redistributes ``dtensor`` to ``placements`` if either has masks or partials with rules of their own."""
     if not _need_steps(dtensor, placements):
         return dtensor
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements)
@@ -180,10 +180,10 @@ def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:
 
 
 def mesh_pair(src: DeviceMesh, dst: DeviceMesh) -> tuple[list[int], list[int], int, str | None, list[int]]:
-    """The ranks of both meshes, this rank, and the smallest group that has all of them, with its ranks.
+    """Returns the ranks of both meshes, this rank, and name and ranks of the smallest group with all of them.
 
-    No group on a rank of neither mesh. All ranks of both meshes find the same group: it is a group of one of
-    the meshes or of a mesh that one of them was sliced from, or the world.
+    The group is None on a rank of neither mesh. All ranks of both meshes find the same group: it is a group
+    of one of the meshes or of a mesh that one of them was sliced from, or the world.
     """
     ranks = [*mesh_value(src).ranks], [*mesh_value(dst).ranks]
     everybody = {*ranks[0], *ranks[1]}
@@ -202,7 +202,7 @@ def mesh_pair(src: DeviceMesh, dst: DeviceMesh) -> tuple[list[int], list[int], i
 
 
 def _groups(src: DeviceMesh, dst: DeviceMesh) -> Iterator[tuple[str, list[int]]]:
-    """The groups of this rank that the meshes know, and the world."""
+    """Yields the names and ranks of this rank's groups that the meshes know, and of the world."""
     world = dist.group.WORLD
     if world is not None and torch.device(src.device_type) in world._device_types:
         yield world.group_name, list(range(dist.get_world_size()))

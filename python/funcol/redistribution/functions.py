@@ -1,7 +1,7 @@
 """Redistribution of sharded tensors: from one layout on a ``DeviceMesh`` to another.
 
-The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), remembered for each mesh.
-Sizes need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in
+The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), cached for each mesh. Sizes
+need not be divisible, shards may be strided, and axes may cut a dim in any order; the shards are exact in
 every case.
 
 PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
@@ -48,17 +48,17 @@ def redistribute_local_tensor(
     cost_model: CostModel | None = None,
     max_bytes: int | None = None,
 ) -> Tensor:
-    """This rank's tensor under ``dst_spec``, from the one it holds under ``src_spec``.
+    """Redistributes ``local``, this rank's tensor under ``src_spec``, to ``dst_spec``.
 
-    All ranks of the mesh call it alike. Returns a contiguous tensor that shares no memory with ``local``, or
-    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the
-    result may be pending and waits at its first use.
+    All ranks of the mesh must make the same call. Returns a contiguous tensor that shares no memory with
+    ``local``, or ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With
+    ``async_op`` the result may be pending and waits at its first use.
 
-    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the
-    memory of every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that
-    ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``;
-    ``NotImplementedError`` for two different meshes and for placements of unknown kinds, but not for partials
-    with rules of their own, such as PyTorch's of norms: what they say is done first, or last.
+    ``cost_model`` prices the steps (default: latency and bandwidth of one host); ``max_bytes`` bounds the
+    memory of every step. Raises ``ValueError``, before anything is sent, if ``local`` does not have the shape
+    that ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``.
+    Raises ``NotImplementedError`` for two different meshes and for placements of unknown kinds. Partials with
+    rules of their own, such as PyTorch's partial norms, are supported: their rules run first, or last.
 
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
@@ -78,30 +78,30 @@ def redistribute(
     cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> DTensor:
-    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
-    alike.
+    """Redistributes ``dtensor`` to ``placements``, one for each axis of its mesh. All ranks of the mesh must
+    make the same call.
 
-    On another ``device_mesh``, of the same ranks or of others, placements are those on that mesh, and all
-    ranks of both meshes call it alike, eagerly. The plan is that of
+    With another ``device_mesh``, of the same ranks or of others, ``placements`` are those on that mesh, and
+    all ranks of both meshes must make the same call, eagerly. The plan is that of
     :func:`funcol.redistribution.plan_mesh_change`: partial values are reduced before they leave, and each
-    element is sent once to each rank that lacks it, or collectives move it where they cost less. As PyTorch
-    has it, a rank outside of a mesh has DTensors on it, too, with an empty local tensor: such a ``dtensor``
+    element is sent once to each rank that lacks it, or moved by collectives where they cost less. As in
+    PyTorch, a rank outside of a mesh also has DTensors on it, with an empty local tensor: such a ``dtensor``
     is ``DTensor.from_local(torch.empty(0), mesh, placements, run_check=False, shape=shape, stride=stride)``,
-    and has to require a gradient where it does so elsewhere. ``cost_model`` has the axes of both meshes, or
-    is one for each. Gradients come back if ``device_mesh`` has all ranks of the source; else a backward pass
-    that asks for one is a ``ValueError``. So are meshes of different devices, and meshes whose ranks no
-    process group has in common.
+    and has to require a gradient if it does on other ranks. ``cost_model`` has the axes of both meshes, or is
+    a pair of models, one for each mesh. Gradients flow back if ``device_mesh`` has all ranks of the source;
+    otherwise a backward pass that needs one raises ``ValueError``. So do calls with meshes of different
+    devices, or without a process group that has the ranks of both.
 
-    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
-    order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
-    the one in which the gradient is sent (default: the input's), which then gets the dtype of the input.
+    ``shard_order`` lists ``(dim, axes)``: the axes that cut the dim, first cut first (default: the order of
+    the mesh). ``forward_dtype`` is the dtype that is sent and that the result has. ``backward_dtype`` is the
+    dtype in which the gradient is sent (default: the input's); the gradient then gets the dtype of the input.
     ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of
     :func:`~funcol.redistribution.redistribute_local_tensor`.
 
-    Differentiable any number of times. The gradient has the placements of ``dtensor``, but replicates where
-    ``dtensor`` is partial and its own gradient is not.
+    The call is differentiable any number of times. The gradient has the placements of ``dtensor``, but is
+    replicated where ``dtensor`` is partial and the gradient of the result is not.
 
-    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here:
+    PyTorch counterpart: ``DTensor.redistribute``, which refuses most partial targets. Here they are exact:
     reducing them gives the same value.
     """
     if not isinstance(dtensor, DTensor):
@@ -145,7 +145,7 @@ def redistribute(
 
 
 def check_is_mesh(device_mesh: Any) -> None:
-    """``TypeError`` for placements in the place of the mesh."""
+    """Raises TypeError if ``device_mesh`` is not a mesh, such as placements in its place."""
     if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
         is_list = isinstance(device_mesh, (list, tuple))
         remedy = "; write placements=[...]." if is_list else ", expected a DeviceMesh."
@@ -161,8 +161,8 @@ def redistributed_by_python(
     backward_dtype: torch.dtype | None,
     options: RedistributionOptions,
 ) -> DTensor:
-    """:func:`redistribute` where C++ does not serve: compiled regions, modes, symbolic sizes, strided shards,
-    masks."""
+    """Implements :func:`redistribute` where C++ does not: in compiled regions, under modes, and for symbolic
+    sizes, strided shards and masks."""
     src = dtensor._spec
     dst = target_spec(src, device_mesh or src.mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
@@ -204,40 +204,40 @@ def redistribute_many(
     cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> list[DTensor] | list[OwnedTensor]:
-    """Each of ``dtensors``, on one mesh, with other placements: the same for all, or a sequence for each.
+    """Redistributes ``dtensors``, on one mesh, to ``placements``: shared by all, or a sequence for each.
 
-    All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
-    :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
-    axes, reduction; sizes and dims may differ) share one collective a step, into and out of which they are
-    copied. ``max_bytes`` (default: 256 MiB) bounds the tensors of one collective together; the rest goes into
-    further collectives, and a tensor of that size goes alone, uncopied.
+    All ranks of the mesh must make the same call, with the tensors in the same order. Each tensor follows the
+    plan that :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps
+    (collective, mesh axes, reduction; sizes and dims may differ) are copied into and out of one collective
+    for each step. ``max_bytes`` (default: 256 MiB) bounds the sum of the tensors in one collective; the rest
+    goes into further collectives, and a tensor of that size goes alone, without a copy.
 
-    Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
+    Results and gradients are those of :func:`redistribute` for each tensor. But if a backend adds
     floating-point numbers in an order that depends on their place in its buffer, as gloo does among three
-    ranks or more, sums may differ in the last bits. Differentiable any number of times; the gradients travel
-    together, too. Tensors go one by one if one is a masked partial, or has symbolic sizes.
+    ranks or more, sums may differ in the last bits. The call is differentiable any number of times; the
+    gradients travel together, too. Tensors go one by one if any is a masked partial or has symbolic sizes.
 
-    :class:`funcol.redistribution.Owned` in the place of a tensor's placements, or of all, moves it to one
-    rank as a whole: the result is a :class:`funcol.redistribution.OwnedTensor`. Owned tensors move to
-    placements in the same way. Each way is one all_to_all for all tensors of a dtype (unless ``max_bytes``
-    bounds it), whatever their owners, by steps that are remembered. Partials are reduced first; the owner
-    sends to all replicas. Gradients flow back in a backward pass of all ranks, if what is made of the wholes
-    moves on to placements; that of a loss on an owner alone would wait for the other ranks.
-    ``NotImplementedError`` if a whole requires a gradient but does not come from a DTensor that does, and
-    under modes and tracers.
+    :class:`funcol.redistribution.Owned` in the place of a tensor's placements, or of all placements, moves
+    the full tensor to one rank: the result is a :class:`funcol.redistribution.OwnedTensor`. Owned tensors
+    move to placements in the same way. Each way is one all_to_all for all tensors of a dtype (unless
+    ``max_bytes`` bounds it), whatever their owners, by steps that are cached. Partials are reduced first; the
+    owner sends to all replicas. Gradients flow back in a backward pass of all ranks if what is computed from
+    the full tensors moves on to placements; the backward pass of a loss on an owner alone would wait for the
+    other ranks. Raises ``NotImplementedError`` if a full tensor requires a gradient but does not come from a
+    DTensor that does, and under modes and tracers.
 
-    ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
-    anything of any tensor of a mesh is sent; ``NotImplementedError`` if the tensors are on several meshes and
-    no ``device_mesh`` is given. No tensors: an empty list.
+    ``async_op``, ``cost_model`` and the errors are those of :func:`redistribute`; errors are raised before
+    any tensor of a mesh is sent. Raises ``NotImplementedError`` if the tensors are on several meshes and no
+    ``device_mesh`` is given. Returns an empty list if there are no tensors.
 
-    To another ``device_mesh``, as :func:`redistribute` has it, tensors may be on several meshes, as 1-D and
-    2-D parameters are, and on ``device_mesh`` itself. Those of one mesh and dtype travel in one all_to_all
-    among the ranks of both meshes; where no process group has just these, in sends and receives between pairs
-    of them, in which other ranks take no part. Before that, the ranks of both meshes agree by one small
-    all_reduce: ``ValueError`` on all of them, before anything of these tensors is sent, if they differ in the
-    number, order, dtypes, shapes or placements of the tensors of a mesh, in ``device_mesh`` or in an option.
-    A rank that does not call, or passes no tensors, is waited for. The next batch of ``max_bytes`` is sent
-    while one arrives, so two are in memory beside the tensors; with ``async_op`` all are.
+    With another ``device_mesh``, as in :func:`redistribute`, tensors may be on several meshes, as 1-D and 2-D
+    parameters are, and on ``device_mesh`` itself. Tensors of one mesh and dtype travel in one all_to_all
+    among the ranks of both meshes or, if no process group has exactly these ranks, in sends and receives
+    between pairs of them, in which other ranks take no part. Before that, the ranks of both meshes agree by
+    one small all_reduce. All of them raise ``ValueError``, before any of these tensors is sent, if they
+    differ in the number, order, dtypes, shapes or placements of the tensors of a mesh, in ``device_mesh`` or
+    in an option. They wait for a rank that makes no call or passes no tensors. The next batch of
+    ``max_bytes`` is sent while one arrives, so two are in memory beside the tensors; all with ``async_op``.
 
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """
@@ -297,8 +297,8 @@ def redistribute_many(
 def _from_each_mesh(
     tensors: list[DTensor], mesh: DeviceMesh, targets: list[tuple[Placement, ...]], **options: Any
 ) -> list[DTensor]:
-    """``tensors`` with placements of ``targets`` on ``mesh``, those of each source mesh together. Meshes come
-    in the order of their values, so that all ranks go through them alike, however they list the tensors."""
+    """Redistributes ``tensors`` to ``targets`` on ``mesh``, those of each source mesh together. Meshes are
+    sorted by value, so that all ranks go through them in the same order, however they list the tensors."""
     by_mesh: dict[DeviceMesh, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_mesh.setdefault(tensor.device_mesh, []).append(index)
@@ -340,7 +340,7 @@ def _check_all(tensors: list[Any], kind: type, expected: str) -> None:
 
 
 def _targets_of_many(given: Sequence[Any], num_tensors: int) -> list[tuple[Placement, ...]]:
-    """The placements for each tensor."""
+    """Returns the placements of each tensor, from those ``given`` for all of them or for each."""
     if all(isinstance(placement, Placement) for placement in given):
         if not given and num_tensors:
             raise ValueError("funcol::redistribute_many: no placements. Pass one for each axis of the mesh.")

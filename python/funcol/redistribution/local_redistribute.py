@@ -1,5 +1,5 @@
-"""How local tensors move: by funcol's plan, by a placement's own rules, or by PyTorch's function; and
-redistributions that autograd records, whose gradients are redistributions back."""
+"""Moves of local tensors by funcol's plan, a placement's own rules or PyTorch's function, and redistributions
+that autograd records, whose gradients are redistributions back."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tenso
 
 
 def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
-    """Makes ``function`` move tensors without a plan: a copy of PyTorch's function, which itself may call
-    funcol's."""
+    """Makes ``function`` move the tensors that have no plan: a copy of PyTorch's function, since PyTorch's
+    may itself call funcol's."""
     global _by_pytorch
     _by_pytorch = function
 
@@ -39,10 +39,10 @@ class RedistributionOptions:
     async_op: bool = False
     model: Any = None  # a cost model of C++; None: the default one of the mesh
     max_bytes: int | None = None
-    lenient: bool = False  # as move() has it
+    lenient: bool = False  # as in move()
 
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
-        """``is_explicit``: a program asked for the redistribution; it is no gradient."""
+        """Moves ``local`` from ``src`` to ``dst``. ``is_explicit``: a program requested it, not autograd."""
         return move(local, src, dst, self.async_op, self.model, self.max_bytes, is_explicit, self.lenient)
 
     def move(
@@ -52,7 +52,7 @@ class RedistributionOptions:
         dsts: Sequence[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
-        """Each tensor as :meth:`run` moves it; several travel together."""
+        """Moves each tensor as :meth:`run` does; several tensors travel together if C++ supports them."""
         if len(locals_) > 1 and not any(map(_is_symbolic, locals_, map(meta_of, srcs))):
             try:
                 results = _C.redistribute_local_tensors(
@@ -67,20 +67,21 @@ class RedistributionOptions:
         return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
 
     def back(self, src: DTensorSpec, dst: DTensorSpec) -> RedistributionOptions:
-        """How gradients of tensors of ``dst`` move to ``src``. ``ValueError`` if they cannot."""
+        """Returns the options by which gradients of tensors of ``dst`` move to ``src``. Raises ValueError if
+        they cannot."""
         return self
 
     def target_of_gradient(
         self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
     ) -> tuple[DTensor, DTensorSpec]:
-        """``gradient`` as it can be moved, and the spec of it as that of a tensor of ``src``."""
+        """Returns ``gradient`` in a form that can move, and the spec to which it moves, given ``src``."""
         return gradient, gradient_target_spec(gradient, src, dtype)
 
 
 def redistribution_options(
     mesh: DeviceMesh | None, async_op: bool, cost_model: CostModels | None, max_bytes: int | None
 ) -> RedistributionOptions:
-    """The options of a redistribution on ``mesh``, of which there is one model."""
+    """Returns the options of a redistribution on ``mesh``. Raises TypeError for a pair of cost models."""
     if isinstance(cost_model, tuple):
         raise TypeError("funcol::redistribute: a cost model for each of two meshes, but one mesh. Pass one.")
     model = None if cost_model is None or mesh is None else model_for(cost_model, mesh_of(mesh))
@@ -97,11 +98,11 @@ def move(
     is_explicit: bool,
     lenient: bool = False,
 ) -> Tensor:
-    """``local``, of spec ``src``, under ``dst``.
+    """Moves ``local`` from spec ``src`` to spec ``dst``.
 
-    ``lenient``: PyTorch's function moves tensors without a plan, which have placements of unknown kinds or
-    another shape than ``src`` gives this rank. It also moves those with symbolic sizes, in the spec or in the
-    local tensor alone, since a plan would be for the present values of the symbols.
+    ``lenient``: PyTorch's function moves the tensors that have no plan: those with placements of unknown
+    kinds or another shape than ``src`` gives this rank. It also moves tensors with symbolic sizes, in the
+    spec or only in the local tensor, since a plan holds for the current values of the symbols.
     """
 
     def by_pytorch() -> Tensor:
@@ -143,14 +144,14 @@ def _is_symbolic(local: object, whole: TensorMeta) -> bool:
 
 
 def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
-    """Returns true if PyTorch moves a tensor from ``src`` to ``dst``: it makes no partials."""
+    """Returns true if PyTorch can move a tensor from ``src`` to ``dst``. PyTorch makes no partials."""
     return all(
         not wanted.is_partial() or wanted == held
         for held, wanted in zip(src.placements, dst.placements, strict=True)
     )
 
 
-# Plans know these kinds and reductions.
+# The kinds of placements and the reductions that plans support.
 _KINDS = (Replicate, Shard, _StridedShard, _MaskPartial)
 _REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "bxor"})
 
@@ -164,8 +165,8 @@ def are_known(placements: Iterable[Placement]) -> bool:
 
 
 def axes_with_own_rules(placements: Iterable[Placement]) -> list[int]:
-    """The axes with partials that have rules of their own, such as PyTorch's of norms. Their own methods
-    reduce them first, and make them last."""
+    """Returns the axes whose partials have rules of their own, such as PyTorch's partial norms. Their own
+    methods reduce them first, and make them last."""
     return [
         axis
         for axis, placement in enumerate(placements)
@@ -188,13 +189,13 @@ def _replicated(spec: DTensorSpec, axes: Sequence[int]) -> DTensorSpec:
 
 
 def settled(tensor: Tensor) -> Tensor:
-    """``tensor``, waited for if it is a pending one of PyTorch's."""
+    """Returns ``tensor``, after waiting for it if it is a pending tensor of PyTorch's."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def make_dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    """The DTensor of ``spec`` of which this rank has ``local``."""
-    # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
+    """Returns the DTensor of ``spec`` whose local tensor on this rank is ``local``."""
+    # DTensor(...) also calls __init__, which does nothing but takes two thirds of the time.
     result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
     return result
 
@@ -203,9 +204,9 @@ def make_dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTens
 
 
 class Redistribute(torch.autograd.Function):
-    """Each of ``dtensors`` under its spec of ``dsts``, sent as its dtype of ``sent_dtypes``, by default as it
-    is; its gradient is sent as its dtype of ``backward_dtypes``, by default that of the tensor. It is its own
-    gradient, so it is differentiable again."""
+    """A redistribution of each of ``dtensors`` to its spec in ``dsts``, sent as its dtype in ``sent_dtypes``
+    (default: its own); gradients are sent as ``backward_dtypes`` (default: those of the tensors). The
+    backward pass applies it again, so it is differentiable any number of times."""
 
     @staticmethod
     def forward(
@@ -262,7 +263,7 @@ def redistributed(
     backward_dtype: torch.dtype | None = None,
     is_explicit: bool = True,
 ) -> DTensor:
-    """``dtensor`` under ``dst``, on its own mesh, as :class:`Redistribute` has it."""
+    """Redistributes ``dtensor`` to ``dst`` by :class:`Redistribute`."""
     [result] = Redistribute.apply((dst,), options, (sent_dtype,), (backward_dtype,), is_explicit, dtensor)
     return result  # type: ignore[no-any-return]
 
@@ -276,7 +277,7 @@ def gradient_of_redistribute(
     model: _C.AlphaBeta | _C.StepCounts | None,
     max_bytes: int | None,
 ) -> DTensor:
-    """``gradient`` of a tensor of ``spec``, redistributed to it and sent as ``sent_dtype``."""
+    """Redistributes ``gradient``, of a tensor of ``spec``, to that spec. It is sent as ``sent_dtype``."""
     options = RedistributionOptions(async_op, model, max_bytes, lenient=True)
     gradient, dst = options.target_of_gradient(gradient, spec, result_dtype)
     return redistributed(gradient, dst, options, sent_dtype, sent_dtype, is_explicit=False)

@@ -15,17 +15,17 @@ from .. import _C
 
 
 def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], list[int], int]:
-    """Sizes and names of the axes of ``mesh``, the sets of axes that have a group, a bit an axis, and how
-    many of its devices a host has."""
+    """Returns sizes and names of the axes of ``mesh``, the sets of axes that have a group, as a bit for each
+    axis, and the number of devices of its type on a host."""
     names = list(mesh.mesh_dim_names or ())
     per_host = device_mesh._mesh_resources.num_devices_per_host(mesh.device_type)
     return list(mesh.shape), names, sorted(merged_groups(mesh)), per_host
 
 
 def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
-    """Names of the groups along several axes of ``mesh``, by their set: of flattened submeshes, of the world.
+    """Returns names of groups along several axes of ``mesh``, by set: of flattened submeshes, of the world.
 
-    A set has a bit for each of its axes, all of several ranks. Ranks count up along the last axis first.
+    A set has a bit for each of its axes, all with several ranks. Ranks count up along the last axis first.
     """
     layout: Any = mesh._layout
     offsets = [layout[axis].all_ranks_from_zero() for axis in range(mesh.ndim)]
@@ -58,7 +58,7 @@ def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
 
 
 def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
-    """Offsets of ranks along several axes, the last axis counting first, from the offsets along each."""
+    """Returns the offsets of ranks along several axes, the last axis first, from those along each axis."""
     return [sum(parts) for parts in product(*offsets)]
 
 

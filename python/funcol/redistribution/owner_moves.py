@@ -18,7 +18,7 @@ from .specs import gradient_spec
 def to_owners(
     dtensors: Sequence[DTensor], owners: Sequence[int], async_op: bool, max_bytes: int | None
 ) -> list[OwnedTensor]:
-    """Each tensor on its owner."""
+    """Moves each tensor to its owner, in full."""
     token: Tensor | None = None
     if torch.is_grad_enabled() and any(dtensor.requires_grad for dtensor in dtensors):
         token, *wholes = ToOwners.apply(tuple(owners), async_op, max_bytes, *dtensors)
@@ -33,7 +33,7 @@ def to_owners(
 def from_owners(
     owned: Sequence[OwnedTensor], placements: Sequence[Any], async_op: bool, max_bytes: int | None
 ) -> list[DTensor]:
-    """Each tensor with ``placements``."""
+    """Moves each tensor from its owner to ``placements``."""
     specs, owners = tuple(one.spec for one in owned), tuple(one.owner for one in owned)
     targets = tuple(tuple(target) for target in placements)
     if torch.is_grad_enabled():
@@ -51,15 +51,15 @@ def from_owners(
 
 
 class ToOwners(torch.autograd.Function):
-    """A token, and the wholes of ``dtensors`` on their owners. The token is an empty tensor by which all
-    ranks, owners or not, take part in the backward pass."""
+    """A token, and the full tensors of ``dtensors`` on their owners. The token is an empty tensor by which
+    all ranks, owners or not, take part in the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, owners: tuple[int, ...], async_op: bool, max_bytes: int | None, *dtensors: DTensor
     ) -> tuple[Tensor | None, ...]:
         wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
-        # Gradients are replicated where tensors are partial, as redistribute() has it.
+        # Gradients are replicated where tensors are partial, as in redistribute().
         ctx.specs = tuple(gradient_spec(one._spec) for one in dtensors)
         ctx.owners, ctx.max_bytes, ctx.owned = owners, max_bytes, [whole is not None for whole in wholes]
         needed = ctx.needs_input_grad[3:]
@@ -80,8 +80,8 @@ class ToOwners(torch.autograd.Function):
 
 
 class FromOwners(torch.autograd.Function):
-    """Tensors with ``placements`` (``None``: those of the spec) from ``given``, the token and the whole of
-    each. Its gradient is :class:`ToOwners`, and the other way round."""
+    """Tensors with ``placements`` (``None``: those of the spec) from ``given``, the token and the full tensor
+    of each. Its gradient is :class:`ToOwners`, and vice versa."""
 
     @staticmethod
     def forward(

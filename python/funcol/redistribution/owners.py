@@ -26,12 +26,13 @@ def assign_owners(
     *,
     cost: Callable[[Sequence[int]], float] = math.prod,
 ) -> list[int]:
-    """A rank below ``num_ranks`` for each of ``shapes``, such that the ranks' costs are balanced.
+    """Returns a rank below ``num_ranks`` for each of ``shapes``, so that the ranks' costs are balanced.
 
-    ``cost`` says what a tensor of a shape costs its owner; by default the number of its elements. The dearest
-    tensors are assigned first, each to the rank with the least so far. So the busiest rank has at most 4/3 -
-    1/(3 ``num_ranks``) of what it has under the best assignment. The same arguments give the same owners on
-    every rank. ``ValueError`` if there are no ranks, or a cost is negative or no number.
+    ``cost`` returns what a tensor of a shape costs its owner (default: the number of its elements). The most
+    expensive tensors are assigned first, each to the rank with the lowest cost so far, so that the highest
+    cost of a rank is at most 4/3 - 1/(3 ``num_ranks``) times that of the best assignment. The same arguments
+    give the same owners on every rank. Raises ``ValueError`` if there are no ranks, or if a cost is negative,
+    infinite or NaN.
     """
     if num_ranks < 1:
         raise ValueError(f"funcol::assign_owners: num_ranks is {num_ranks}, expected 1 or more.")
@@ -52,9 +53,9 @@ def assign_owners(
 
 @dataclass(frozen=True)
 class Owned:
-    """The layout of a tensor that rank ``rank`` of its mesh holds as a whole, and no other rank at all.
+    """The layout of a tensor that rank ``rank`` of its mesh holds in full, and the other ranks not at all.
 
-    Ranks are counted along the last axis of the mesh first: in a mesh of one axis, along it.
+    Ranks count up along the last axis of the mesh first.
     """
 
     rank: int
@@ -62,9 +63,9 @@ class Owned:
 
 @dataclass(frozen=True)
 class OwnedTensor:
-    """A tensor under :class:`Owned`, seen by one rank: :func:`funcol.redistribute_many` makes and takes it.
+    """A tensor under :class:`Owned` on one rank, as :func:`funcol.redistribute_many` returns and takes it.
 
-    ``whole`` is the tensor on its owner, ``None`` on other ranks.
+    ``whole`` is the full tensor on its owner, ``None`` on other ranks.
     """
 
     owner: int
@@ -83,5 +84,5 @@ class OwnedTensor:
         return self.spec.mesh
 
     def with_whole(self, whole: Tensor | None) -> OwnedTensor:
-        """The same with another whole, of the same shape and dtype; ``None`` on ranks that do not own it."""
+        """Returns a copy with another ``whole`` of the same shape and dtype; ``None`` except on the owner."""
         return replace(self, whole=whole)

@@ -25,9 +25,9 @@ Axis: TypeAlias = str | int
 
 @dataclass(frozen=True)
 class Varying:
-    """In the place of a placement: the axis' ranks hold values of their own, which belong to no one tensor.
+    """An entry among placements: the axis' ranks hold values of their own, which belong to no one tensor.
 
-    Nothing moves along such an axis: source and target both have to say so.
+    Nothing moves along such an axis: source and target must both have it.
     """
 
 
@@ -38,7 +38,7 @@ class PartitionSpec:
     Entries are axes, tuples of axes, or ``None``; dims without an entry are not cut. A plain tuple of such
     entries means the same.
 
-    ``partial`` says of axes how their ranks' values are reduced, ``{"cp": "sum"}``; ``varying`` lists axes
+    ``partial`` maps axes to the reduction of their ranks' values, ``{"cp": "sum"}``; ``varying`` lists axes
     whose ranks hold values of their own (:class:`Varying`). The form is that of
     ``jax.sharding.PartitionSpec``.
     """
@@ -82,7 +82,7 @@ def redistribute_tensor(
     cost_model: CostModel | None = None,
     max_bytes: int | None = None,
 ) -> Tensor:
-    """This rank's part, under ``dst``, of the tensor of ``shape`` of which it holds ``local`` under ``src``.
+    """Redistributes ``local``, this rank's part of a tensor of ``shape`` under ``src``, to ``dst``.
 
     Layouts are placements, one for each axis of ``mesh``, or partition specs
     (:class:`funcol.redistribution.PartitionSpec`, or a plain tuple): for each dim the mesh axes that cut it,
@@ -90,22 +90,23 @@ def redistribute_tensor(
 
         rows = redistribute_tensor(x, mesh, (("dp", "tp"), None), ("dp", "tp"), shape=(1024, 512))
 
-    Both say where values are partial, and on which axes they vary (:class:`funcol.redistribution.Varying`);
-    ``shape`` is then that of the tensor on the other axes. All ranks of the mesh call it alike. The result is
-    as that of :func:`funcol.redistribution.redistribute_local_tensor`: contiguous and in memory of its own,
-    or ``local`` if nothing is to be done.
+    Both forms state the axes on which values are partial or vary (:class:`funcol.redistribution.Varying`);
+    ``shape`` is then that of the tensor on the other axes. All ranks of the mesh must make the same call. The
+    result is like that of :func:`funcol.redistribution.redistribute_local_tensor`: contiguous and in memory
+    of its own, or ``local`` if there is nothing to do.
 
-    Differentiable any number of times, by the rules of :func:`funcol.redistribute`: the gradient of the
-    result has the layout ``grad``, by default ``dst`` with replicated for partial, and is redistributed to
-    ``src``, replicated where ``src`` is partial and it is not. Pass ``grad`` where ranks use a replicated
-    result for work of their own: ``grad=PartitionSpec(partial={"tp": "sum"})`` reduces their gradients.
+    The call is differentiable any number of times, by the rules of :func:`funcol.redistribute`: the gradient
+    of the result has the layout ``grad`` (default: ``dst``, replicated where it is partial), and is
+    redistributed to ``src``, but replicated where ``src`` is partial and the gradient is not. Pass ``grad``
+    where ranks use a replicated result for work of their own: ``grad=PartitionSpec(partial={"tp": "sum"})``
+    reduces their gradients.
 
     ``torch.compile`` and ``make_fx`` trace the collectives; symbolic sizes in ``shape`` stay symbols, except
     where ``dst`` makes partial values. The other arguments are constants of a compiled region.
 
     ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of
-    :func:`funcol.redistribution.redistribute_local_tensor`. ``ValueError``, too, for a layout that names an
-    axis twice or one that is not there, and if an axis varies in one layout only.
+    :func:`funcol.redistribution.redistribute_local_tensor`. Also raises ``ValueError`` for a layout that
+    names an axis twice or an unknown axis, and if an axis varies in one layout only.
 
     PyTorch counterpart: ``DTensor.from_local(...).redistribute(...).to_local()``.
     """
@@ -142,7 +143,7 @@ class _Layout:
 
 
 def _layout(layout: LayoutLike, mesh: DeviceMesh, num_dims: int) -> _Layout:
-    """``layout`` of a tensor of ``num_dims`` dims. ``ValueError`` or ``TypeError`` if it is none."""
+    """Returns ``layout``, for ``num_dims`` dims, by axis. Raises ValueError or TypeError if it is invalid."""
     if isinstance(layout, PartitionSpec):
         return _of_partition_spec(layout, mesh, num_dims)
     entries = tuple(layout)
@@ -215,7 +216,7 @@ def _submesh(mesh: DeviceMesh, axes: list[int]) -> DeviceMesh:
 def _spec(
     mesh: DeviceMesh, layout: _Layout, kept: list[int], shape: tuple[int, ...], local: Tensor
 ) -> DTensorSpec:
-    """``layout`` as a spec on ``mesh``, which has the axes ``kept``."""
+    """Returns ``layout`` as a spec on ``mesh``, which has the axes ``kept``."""
     placements = tuple(counted_from_0(one, len(shape)) for one in layout.placements if one is not None)
     order = None
     if layout.order is not None:
@@ -231,8 +232,8 @@ def _spec(
 
 
 class _Move(torch.autograd.Function):
-    """``local`` of spec ``src`` under ``dst``; its gradient comes under the spec ``of_gradient``. It is its
-    own gradient, so it is differentiable again."""
+    """A move of ``local`` from ``src`` to ``dst``; the gradient of the result has the spec ``of_gradient``.
+    The backward pass applies it again, so it is differentiable any number of times."""
 
     @staticmethod
     def forward(

@@ -31,17 +31,16 @@ _PARTIAL_PATTERN = (
     '<rect width="2" height="6" fill="#fff" fill-opacity="0.75"/></pattern>'
 )
 
-Box = tuple[float, float, float, float]  # x, y, width, height, as parts of the whole tensor
+Box = tuple[float, float, float, float]  # x, y, width, height, as parts of the full tensor
 
 
 def plan_as_svg(plan: Plan, ranks: Sequence[int] | None = None) -> str:
-    """A panel for the source and one after each step; in it a cell a rank, laid out as the mesh is.
+    """Draws a panel for the source and one after each step; each has a cell a rank, laid out like the mesh.
 
-    A cell is the whole tensor in outline; the block that the rank holds is filled, hatched where it is a
-    partial value. The last two dims are drawn, of a tensor with more dims those that the plan shards.
-    ``ranks`` are the numbers of the ranks in the order of the mesh, by default 0, 1, 2 and so on.
-    ``ValueError`` for meshes of more than :data:`MOST_RANKS` ranks, and for blocks of more pieces than can be
-    seen.
+    A cell outlines the full tensor; the block that the rank holds is filled, and hatched if it is partial.
+    Two dims are drawn: of a tensor with more, those that the plan shards, then the last ones. ``ranks`` are
+    the numbers of the ranks in the order of the mesh (default: 0, 1, 2, ...). Raises ``ValueError`` for
+    meshes of more than :data:`MOST_RANKS` ranks, and for blocks of more pieces than can be seen.
     """
     _check_count(num_ranks(plan))
     check_pieces(plan)
@@ -49,7 +48,7 @@ def plan_as_svg(plan: Plan, ranks: Sequence[int] | None = None) -> str:
 
 
 def plan_as_html(plan: Plan, ranks: Sequence[int] | None = None) -> str:
-    """The steps as a table and, of up to :data:`MOST_RANKS` ranks, the drawing of :func:`plan_as_svg`."""
+    """Returns a table of steps and, up to :data:`MOST_RANKS` ranks, the drawing of :func:`plan_as_svg`."""
     parts = [f"<p>{escape(f'{plan.src} -> {plan.dst}, {described_tensor(plan)}')}</p>"] if plan.steps else []
     if plan.steps:
         parts.append(_html_table(step_rows(plan)))
@@ -65,11 +64,11 @@ def plan_as_html(plan: Plan, ranks: Sequence[int] | None = None) -> str:
 
 
 def mesh_change_as_svg(change: MeshChange) -> str:
-    """A row of ranks for the source mesh, one for the target mesh, and the matrix of bytes.
+    """Draws a row of ranks for the source mesh, one for the target mesh, and the matrix of bytes.
 
-    A cell is the whole tensor in outline. What a rank of the source holds is filled with the rank's colour;
-    what a rank of the target wants, with the colours of the ranks that it comes from, its own for what it
-    keeps. The last two dims are drawn. Where values are partial, each rank has the colours of its own.
+    A cell outlines the full tensor. The block that a source rank holds is filled with the rank's color; the
+    block that a target rank wants, with the colors of the ranks that send it, or its own for what it keeps.
+    The last two dims are drawn. If values are partial, each rank has the colors of its own. Raises
     ``ValueError`` for more than :data:`MOST_RANKS` ranks.
     """
     _check_count(len(change.ranks))
@@ -189,7 +188,7 @@ class _PlanDrawing(_Drawing):
             if "P(" in layout:
                 fills.append("url(#partial)")
             held = self._plan.local_indices(num_steps, list(coordinate))
-            # An empty interval list in any dim, a drawn one or not: nothing is held.
+            # The rank holds nothing if the interval list of any dim, drawn or not, is empty.
             boxes = product(self._boxes(held) if all(held) else (), fills)
             left = _MARGIN + place % self._columns * self._column_step
             cell_top = top + 2 * _LABEL + place // self._columns * self._row_step
@@ -198,7 +197,7 @@ class _PlanDrawing(_Drawing):
 
 
 def _drawn_dims(plan: Plan, coordinates: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Up to two dims, ascending: the sharded ones, then the last ones."""
+    """Returns up to two dims in ascending order, preferring the sharded dims, then the last ones."""
     num_dims = len(plan.shape)
     if num_dims <= 2:
         return tuple(range(num_dims))
@@ -220,7 +219,7 @@ class _MeshChangeDrawing(_Drawing):
         super().__init__(change.shape, range(len(change.shape))[-2:])
         self._change = change
         self._colours = {rank: _colour(place, len(change.ranks)) for place, rank in enumerate(change.ranks)}
-        # Of the plan without collectives: who has what, whichever way it goes.
+        # Of the plan without collectives: it has the holders of each block, whichever way the plan goes.
         self._transfer = change.transfer if change.bound is None else change.as_transfer()
 
     def svg(self) -> str:
@@ -244,7 +243,7 @@ class _MeshChangeDrawing(_Drawing):
         )
 
     def _held(self) -> dict[int, list[tuple[Box, str]]]:
-        """By rank, boxes and their colours."""
+        """Returns boxes and their colors, by rank."""
         if self._transfer is None:
             return {}
         return {

@@ -22,8 +22,8 @@ _STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 
 
 def step_rows(plan: Plan, unit: str = "") -> Rows:
-    """A header, a row a step, and one with the totals; bytes are those of the rank that sends or holds most.
-    ``unit`` is that of the costs."""
+    """Returns a header, a row for each step, and a row of totals. Bytes are those of the rank that sends or
+    holds most; ``unit`` is the unit of the costs."""
     header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
     parts = [
         (str(step), step.before, step.after, step.bytes_sent, step.cost, step.peak_bytes)
@@ -39,7 +39,7 @@ def step_rows(plan: Plan, unit: str = "") -> Rows:
 
 
 def aligned(rows: Rows, num_left: int) -> list[str]:
-    """A line a row, columns under each other: the first ``num_left`` to the left, the others to the right."""
+    """Returns a line for each row, with aligned columns: the first ``num_left`` to the left, others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -51,22 +51,22 @@ def aligned(rows: Rows, num_left: int) -> list[str]:
 
 
 def described_tensor(plan: Plan) -> str:
-    """The shape and the mesh of ``plan``: ``64x128 on dp=2, tp=4``."""
+    """Returns the shape and the mesh of ``plan``: ``64x128 on dp=2, tp=4``."""
     axes = dict(zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True))
     return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {listed_axes(axes)}"
 
 
 def layouts(plan: Plan) -> list[str]:
-    """The layout that the plan starts from and the one after each step."""
+    """Returns the initial layout of ``plan`` and the layout after each step."""
     return [plan.src, *(step.after for step in plan.steps)]
 
 
 def block(plan: Plan, num_steps: int, coordinate: Sequence[int]) -> str:
-    """Returns the block of the rank at ``coordinate`` of the mesh after that many steps, written as an index:
+    """Returns the block of the rank at ``coordinate`` of the mesh after ``num_steps`` steps, as an index:
     ``[0:32, :]``.
 
-    ``:`` is a whole dim, ``0:2+4:6`` a dim of which two pieces are held. ``nothing`` is an empty block, and
-    ``part of`` a value that is still to be reduced.
+    ``:`` is a full dim, ``0:2+4:6`` two pieces of a dim, ``nothing`` an empty block. ``part of`` precedes a
+    block that is still to be reduced.
     """
     held = plan.local_indices(num_steps, list(coordinate))
     if not all(held):
@@ -80,10 +80,10 @@ def block(plan: Plan, num_steps: int, coordinate: Sequence[int]) -> str:
 
 
 def holding_rows(plan: Plan, ranks: Sequence[int] | None, most_ranks: int) -> Rows:
-    """Two header rows, then a row a rank: its number, its coordinate, and its block at first and after each
-    step; for the first ``most_ranks`` ranks.
+    """Returns two header rows, then a row for each of the first ``most_ranks`` ranks: its number, its
+    coordinate, and its block at first and after each step.
 
-    ``ranks`` are the numbers of the ranks in the order of the mesh; by default those are 0, 1, 2 and so on.
+    ``ranks`` are the numbers of the ranks in the order of the mesh (default: 0, 1, 2, ...).
     """
     names = axis_names(plan.mesh)
     num_panels = len(plan.steps) + 1
@@ -99,7 +99,7 @@ def holding_rows(plan: Plan, ranks: Sequence[int] | None, most_ranks: int) -> Ro
 
 
 def coordinates(plan: Plan, most_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yields where the first ``most_ranks`` ranks are in the mesh of ``plan``, the last axis first."""
+    """Yields the coordinates of the first ``most_ranks`` ranks of ``plan.mesh``, the last axis first."""
     for place in range(min(num_ranks(plan), most_ranks)):
         coordinate: list[int] = []
         for size in reversed(plan.mesh.sizes):
@@ -109,7 +109,7 @@ def coordinates(plan: Plan, most_ranks: int) -> Iterator[tuple[int, ...]]:
 
 
 def block_counts(plan: Plan) -> list[str]:
-    """Returns a line for each layout of ``plan``: how many blocks there are, and how many ranks hold each."""
+    """Returns a line for each layout of ``plan``: the number of different blocks and of the ranks of each."""
     if num_ranks(plan) > MOST_COUNTED:
         return [f"no count of different blocks: there are more than {MOST_COUNTED} ranks"]
     return [f"{layout}: {_counted(plan, step)}" for step, layout in enumerate(layouts(plan))]
@@ -139,7 +139,7 @@ def num_pieces(plan: Plan) -> int:
 
 
 def check_pieces(plan: Plan) -> None:
-    """Refuses a plan with blocks of so many pieces that nobody could read them."""
+    """Raises ValueError if blocks of ``plan`` may have more than :data:`MOST_PIECES` pieces."""
     if num_pieces(plan) > MOST_PIECES:
         raise ValueError(
             f"funcol: ranks hold blocks of up to {num_pieces(plan)} pieces, which cannot be shown; the most "

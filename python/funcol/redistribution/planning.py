@@ -60,22 +60,22 @@ def plan_redistribution(
     cost_model: CostModel | None = None,
     max_bytes: int | None = None,
 ) -> Plan:
-    """The steps of least cost that turn ``src`` into ``dst`` for a tensor that is ``shape`` as a whole.
+    """Returns the steps of least cost that turn ``src`` into ``dst`` for a tensor of full shape ``shape``.
 
-    After a search of 128 states, which layouts of four or more mesh axes may need, the cost may be up to 1.25
-    times the least.
+    If the search takes 128 states, as it may for four or more mesh axes, the cost may be up to 1.25 times the
+    least.
 
-    Runs nothing and asks no other rank: the same arguments give the same plan everywhere. ``cost_model`` is
-    :class:`~funcol.redistribution.AlphaBeta` or :class:`~funcol.redistribution.StepCounts`; without one,
-    PyTorch's own estimates for one host, in microseconds. ``max_bytes`` bounds the memory that a rank holds
-    at any time, the source included. Collectives over several axes at once are used where the ``DeviceMesh``
-    has a group for them (flattened submeshes, the world); a mesh given by sizes is taken as having one for
-    all of its axes together.
+    Planning runs nothing and involves no other rank: the same arguments give the same plan everywhere.
+    ``cost_model`` is :class:`~funcol.redistribution.AlphaBeta` or :class:`~funcol.redistribution.StepCounts`;
+    the default is PyTorch's own estimates for one host, in microseconds. ``max_bytes`` bounds the memory that
+    a rank holds at any time, the source included. Collectives over several axes at once are used where the
+    ``DeviceMesh`` has a group for them (flattened submeshes, the world); a mesh given by sizes is assumed to
+    have one for all of its axes together.
 
-    ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
+    Raises ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
     PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
     """
-    # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
+    # C++ reads device meshes and has the default model: Python objects for them cost as much as the search.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
     src, dst = read_placements(src), read_placements(dst)
     tensor = read_tensor("plan_redistribution", shape, dtype)
@@ -95,10 +95,10 @@ def greedy_redistribution(
     dst_shard_order: ShardOrderLike = None,
     cost_model: CostModel | None = None,
 ) -> Plan:
-    """The plan that PyTorch's greedy planner makes, axis by axis, priced by ``cost_model``: to compare with.
+    """Returns the plan of PyTorch's greedy planner, axis by axis, priced by ``cost_model``, for comparison.
 
-    Arguments as :func:`funcol.plan_redistribution`; ``ValueError`` for shard orders other than the default
-    one. PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
+    Arguments are those of :func:`funcol.plan_redistribution`. Raises ``ValueError`` for shard orders other
+    than the default one. PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
     src, dst = read_placements(src), read_placements(dst)
@@ -123,21 +123,21 @@ def plan_mesh_change(
     cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> MeshChange:
-    """The least-cost plan that moves a tensor, ``shape`` as a whole, from ``src`` on ``mesh`` to ``dst`` on
-    ``to_mesh``.
+    """Returns the least-cost plan that moves a tensor of full shape ``shape`` from ``src`` on ``mesh`` to
+    ``dst`` on ``to_mesh``.
 
-    Runs nothing and asks no other rank. ``ranks`` and ``to_ranks`` are the ranks of the meshes in the world,
-    the last axis first, below 2^24 (default: those of a ``DeviceMesh``, else 0, 1, ...). The plan reduces
-    partial values on ``mesh``, then sends each element once to each rank that lacks it. Replicas share this
-    equally: no other choice of senders has a busiest one that sends less. Where that costs less, the plan
-    gathers on ``to_mesh`` what few ranks would have to send to many, and on meshes of the same ranks it is
-    one redistribution. Other arguments are those of :func:`funcol.plan_redistribution`; a cost model has
-    costs for the axes of both meshes, or there is one for each.
+    Planning runs nothing and involves no other rank. ``ranks`` and ``to_ranks`` are the ranks of the meshes
+    in the world, the last axis first, below 2^24 (default: those of a ``DeviceMesh``, else 0, 1, ...). The
+    plan reduces partial values on ``mesh``, then sends each element once to each rank that lacks it. Replicas
+    share this equally: no other choice of senders has a busiest one that sends less. Where it costs less, the
+    plan gathers on ``to_mesh`` what few ranks would have to send to many, and on meshes of the same ranks it
+    is one redistribution. Other arguments are those of :func:`funcol.plan_redistribution`; a cost model has
+    costs for the axes of both meshes, or a pair has one for each mesh.
 
     A ``MeshChange`` has the parts (``before``, ``transfer``, ``after``), ``cost``, ``peak_bytes``; ``ranks``,
-    all of them; ``bytes``, what each of these sends to each; and ``bound``, the least that the busiest sends
-    in any plan. ``ValueError`` if the arguments contradict each other, or if no plan keeps within
-    ``max_bytes``.
+    those of both meshes; ``bytes``, which each of these sends to each; and ``bound``, the fewest bytes that
+    the busiest rank sends in any plan. Raises ``ValueError`` if the arguments contradict each other, or if no
+    plan keeps within ``max_bytes``.
     """
     src, dst = read_placements(src), read_placements(dst)
     sizes, itemsize = read_tensor("plan_mesh_change", shape, dtype)
@@ -157,7 +157,7 @@ def plan_mesh_change(
 
 
 def mesh_of(mesh: MeshLike) -> _C.Mesh:
-    """The sizes and names of the axes of ``mesh``, and which of them have groups together."""
+    """Returns the sizes and names of the axes of ``mesh``, and the sets of axes that share a group."""
     if isinstance(mesh, DeviceMesh):
         return _C.mesh_of(mesh)
     sizes = mesh_sizes(mesh) if isinstance(mesh, str) else mesh
@@ -182,7 +182,7 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
 
 
 def read_placements(placements: PlacementsLike) -> PlacementsLike:
-    """``placements`` as C++ reads them. ``ValueError`` for text in characters that it cannot read."""
+    """Returns ``placements`` as C++ reads them. Raises ValueError for text that UTF-8 cannot encode."""
     if not isinstance(placements, str):
         return placements
     check_characters("the placements", placements)
@@ -190,7 +190,7 @@ def read_placements(placements: PlacementsLike) -> PlacementsLike:
 
 
 def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.StepCounts:
-    """``cost_model`` with its axes in the order of those of ``mesh``."""
+    """Returns ``cost_model`` with its axes in the order of those of ``mesh``."""
     if cost_model is None:
         return _C.default_alpha_beta(mesh)
     if isinstance(cost_model, AlphaBeta):
@@ -203,7 +203,7 @@ def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.
 
 
 def models_for(cost_model: CostModels | None, *meshes: _C.Mesh) -> tuple[Any, Any] | None:
-    """The models of two meshes, of which each has the axes of its mesh."""
+    """Returns the models of two meshes, each with the axes of its mesh."""
     if cost_model is None:
         return None
     given = cost_model if isinstance(cost_model, tuple) else (cost_model, cost_model)
@@ -219,7 +219,7 @@ def _part(model: CostModel, mesh: _C.Mesh) -> CostModel:
 
 
 def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
-    """``order`` as PyTorch writes it: ``"0:tp,dp"`` on (dp, tp) is ``((0, (1, 0)),)``."""
+    """Returns ``order`` as PyTorch writes it: ``"0:tp,dp"`` on (dp, tp) is ``((0, (1, 0)),)``."""
     if not isinstance(order, str):
         return order
     names = axis_names(mesh_of(mesh))
@@ -244,7 +244,7 @@ def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """``"bfloat16"`` or ``"torch.bfloat16"`` as PyTorch's dtype."""
+    """Returns PyTorch's dtype of a name: ``"bfloat16"`` or ``"torch.bfloat16"``."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(
@@ -254,7 +254,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tuple[list[int], int]:
-    """The sizes of a tensor, and the bytes of an element."""
+    """Returns the sizes of a tensor, and the bytes of an element, both checked."""
     sizes = list(shape)
     for size in sizes:
         if not isinstance(size, int) or size < 0:

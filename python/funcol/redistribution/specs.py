@@ -1,4 +1,4 @@
-"""Specs: what funcol reads of a ``DTensorSpec`` and makes of one, and copies that do not keep their mesh."""
+"""Functions that read and derive a ``DTensorSpec``, and copies of one that do not keep its mesh alive."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def spec_of(mesh: DeviceMesh, placements: tuple[Placement, ...], whole: Tensor) 
 def spec_of_shape(
     mesh: DeviceMesh, placements: tuple[Placement, ...], shape: Sequence[Any], local: Tensor
 ) -> DTensorSpec:
-    """The spec of a whole tensor of ``shape`` that lies in memory as ``local``, a part of it, does."""
+    """Returns the spec of a full tensor of ``shape`` in the memory order of ``local``, a part of it."""
     meta = TensorMeta(torch.Size(shape), dense_strides_like(local, shape), local.dtype)
     return DTensorSpec(mesh, placements, tensor_meta=meta)
 
 
 def placed(spec: DTensorSpec, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensorSpec:
-    """The spec of the tensor of ``spec`` with other ``placements``, in the default shard order."""
+    """Returns the spec of the tensor of ``spec`` with other ``placements``, in the default shard order."""
     return DTensorSpec(mesh, placements, tensor_meta=meta_of(spec))
 
 
@@ -57,7 +57,7 @@ def is_shard(placement: Any) -> TypeGuard[Shard | _StridedShard]:
 
 
 def counted_from_0(placement: Placement, num_dims: int) -> Placement:
-    """``placement`` with its dim counted from the front."""
+    """Returns ``placement`` with its dim counted from the front."""
     if isinstance(placement, _StridedShard) and placement.dim < 0:
         return _StridedShard(placement.dim + num_dims, split_factor=placement.split_factor)
     if isinstance(placement, Shard) and placement.dim < 0:
@@ -66,13 +66,13 @@ def counted_from_0(placement: Placement, num_dims: int) -> Placement:
 
 
 def without_partials(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """``placements``, replicated where they are partial: those of a gradient, as PyTorch has it."""
+    """Returns ``placements``, replicated where they are partial: those of a gradient, as in PyTorch."""
     return tuple(Replicate() if one.is_partial() else one for one in placements)
 
 
 def dense_strides(shape: Sequence[Any], order: Sequence[Any] | None = None) -> tuple[Any, ...]:
-    """Strides of a dense tensor of ``shape``, whose dims lie in memory as those of a tensor with the strides
-    ``order``; the last dim innermost if there are none."""
+    """Returns the strides of a dense tensor of ``shape`` whose dims lie in memory like those of a tensor with
+    strides ``order`` (default: the last dim innermost)."""
     dims: Any = reversed(range(len(shape)))
     if order is not None:
         dims = sorted(dims, key=order.__getitem__)
@@ -85,7 +85,7 @@ def dense_strides(shape: Sequence[Any], order: Sequence[Any] | None = None) -> t
 
 
 def dense_strides_like(tensor: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """:func:`dense_strides` in the order of ``tensor``."""
+    """Returns the :func:`dense_strides` of ``shape`` in the memory order of ``tensor``."""
     return dense_strides(shape, None if tensor.is_contiguous() else tensor.stride())
 
 
@@ -99,7 +99,7 @@ def target_spec(
     order: tuple[tuple[int, tuple[int, ...]], ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> DTensorSpec:
-    """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
+    """Returns the spec of a tensor of ``src`` after its redistribution; ``None`` keeps its ``dtype``."""
     meta = meta_of(src)
     return DTensorSpec(
         mesh,
@@ -110,21 +110,21 @@ def target_spec(
 
 
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed."""
+    """Returns the spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed."""
     placements = gradient_placements(grad._spec.placements, target.placements)
     meta = TensorMeta(grad.shape, grad.stride(), dtype)
     return dataclasses.replace(target, placements=placements, tensor_meta=meta)
 
 
 def gradient_spec(spec: DTensorSpec) -> DTensorSpec:
-    """The spec of a gradient of a tensor of ``spec``, replicated where that is partial."""
+    """Returns the spec of a gradient of a tensor of ``spec``, replicated where ``spec`` is partial."""
     return dataclasses.replace(spec, placements=without_partials(spec.placements))
 
 
 def gradient_placements(held: Sequence[Placement], target: Sequence[Placement]) -> tuple[Placement, ...]:
-    """The placements to which a gradient that is ``held`` is redistributed, of a tensor of ``target``.
+    """Returns the placements to which a gradient of placements ``held``, of a tensor of ``target``, moves.
 
-    Where ``target`` is partial and the gradient is not, it is replicated, which is cheaper for its users.
+    Where ``target`` is partial and ``held`` is not, it is replicated, which is cheaper for its users.
     """
     return tuple(
         Replicate() if wanted.is_partial() and not one.is_partial() else wanted
@@ -136,22 +136,22 @@ def gradient_placements(held: Sequence[Placement], target: Sequence[Placement]) 
 
 
 def copy_without_mesh(spec: DTensorSpec) -> DTensorSpec:
-    """A copy to be remembered, not for a program."""
+    """Returns a copy of ``spec`` without its mesh, for a cache, not for a program."""
     copied: DTensorSpec = _C.copy_spec(spec)
-    vars(copied)["mesh"] = None  # without DTensorSpec's own __setattr__
+    vars(copied)["mesh"] = None  # bypasses DTensorSpec.__setattr__
     return copied
 
 
 def copy_onto(spec: DTensorSpec, mesh: DeviceMesh) -> DTensorSpec:
-    """A copy of a remembered spec, for a program."""
+    """Returns a copy of a cached spec on ``mesh``, for a program."""
     copied: DTensorSpec = _C.copy_spec(spec)
     vars(copied)["mesh"] = mesh
     return copied
 
 
 def canonical(spec: DTensorSpec) -> DTensorSpec:
-    """One object, without its mesh, for all specs of a mesh that equal ``spec``, as long as it is kept: to
-    tell specs apart by identity. ``NotImplementedError`` for symbols and masks."""
+    """Returns one object, without its mesh, for all specs of a mesh that equal ``spec``, as long as it is
+    kept: to tell specs apart by identity. Raises NotImplementedError for symbols and masks."""
     known: DTensorSpec = _C.canonical_spec(spec)
     return known
 

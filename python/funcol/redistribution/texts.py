@@ -1,4 +1,4 @@
-"""Numbers, ranks, meshes and shapes written as text by anyone: read within bounds, or refused in one line."""
+"""Numbers, ranks, meshes and shapes in untrusted text: read within bounds, or refused in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_QUOTED = 60
 
 
 def number_of(text: str, most: int) -> int | None:
-    """Returns the number from 0 to ``most`` that ``text`` is in decimal digits; None if it is not."""
+    """Returns the number from 0 to ``most`` that ``text`` has in decimal digits; None if it has none."""
     if not text.isdecimal() or len(text) > len(str(most)):
         return None
     number = int(text)
@@ -45,7 +45,7 @@ def mesh_sizes(text: str) -> dict[str, int]:
 
 
 def rank_numbers(text: str, most: int) -> list[int]:
-    """Reads numbers and ranges of ranks: ``"0-3,8"``. ``most`` is how many may be listed."""
+    """Reads numbers and ranges of ranks: ``"0-3,8"``. At most ``most`` may be listed."""
     ranks: list[int] = []
     for entry in text.split(","):
         ends = [number_of(part.strip(), MOST_RANK) for part in entry.split("-")]
@@ -62,7 +62,7 @@ def rank_numbers(text: str, most: int) -> list[int]:
 
 
 def rank_text(ranks: tuple[int, ...], most: int) -> str:
-    """Writes ``ranks``: as a range if they count up; of more than ``most`` others, how many there are."""
+    """Formats ``ranks``: a range if they count up, a list of up to ``most``, else their number and bounds."""
     if all(after == before + 1 for before, after in pairwise(ranks)):
         return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
     if len(ranks) <= most:
@@ -117,7 +117,7 @@ def bytes_of(text: str) -> int:
 
 
 def check_characters(what: str, text: str) -> None:
-    """Refuses text that has no UTF-8, such as bytes of an argument that Python could not decode."""
+    """Raises ValueError for text that UTF-8 cannot encode, such as undecodable bytes of an argument."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,7 +132,7 @@ def quoted(text: str) -> str:
 
 
 def one_line(text: str, most: int = 2000) -> str:
-    """Returns ``text`` with escapes for what is not printable. Of a longer one the middle is left out."""
+    """Returns ``text`` with unprintable characters escaped, and without its middle if it is too long."""
     shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()

@@ -1,4 +1,4 @@
-""":func:`show`: which rank holds which block of a tensor, as a table in colours or as a drawing."""
+""":func:`show`: which rank holds which block of a tensor, as a table in colors or as a drawing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .plan_tables import Rows, aligned, block_counts, check_pieces, described_te
 from .planning import MeshLike, PlacementsLike, Plan, plan_redistribution
 from .specs import meta_of
 
-# Light backgrounds of the 256 colours that terminals have, for black text.
+# Light backgrounds of the 256 colors that terminals have, for black text.
 _COLOURS = (153, 216, 151, 222, 183, 217, 159, 229, 146, 187, 181, 152)
 
 
@@ -34,13 +34,13 @@ def show(
     a tensor of ``shape`` on ``mesh``, written as for :func:`funcol.plan_redistribution`. Values are not read
     and nothing is sent, so one rank may call it alone.
 
-    Prints a table with a row a rank to ``file`` (default: the standard output): at most 64 rows. For
+    Prints a table with a row for each rank to ``file`` (default: the standard output): at most 64 rows. For
     more ranks, up to 16384, it also prints how many different blocks each layout has, and how many ranks hold
-    each of them. Equal blocks of a column have the same colour. There are no colours if the output is no
-    terminal, or if the environment has ``NO_COLOR``. In a notebook it is the drawing that ``python -m funcol
-    plan --svg`` makes.
+    each of them. Equal blocks in a column have the same color. There are no colors if the output is not a
+    terminal, or if the environment has ``NO_COLOR``. In a notebook it shows the drawing that
+    ``python -m funcol plan --svg`` makes.
 
-    ``TypeError`` for other objects, and for placements without ``mesh`` and ``shape``;
+    Raises ``TypeError`` for other objects, and for placements without ``mesh`` and ``shape``;
     ``NotImplementedError`` for placements of unknown kinds; ``ValueError`` for strided shards of more than
     1024 pieces.
 
@@ -60,7 +60,7 @@ def show(
 def _plan_of(
     what: Any, mesh: MeshLike | None, shape: Sequence[int] | None
 ) -> tuple[Plan, Sequence[int] | None]:
-    """A plan with the layouts to show, of no steps if there is one; and the ranks of its mesh, if known."""
+    """Returns a plan with the layouts to show, without steps for one layout, and its ranks, if known."""
     spec = what._spec if isinstance(what, DTensor) else what
     if isinstance(spec, Plan | DTensorSpec) and not (mesh is None and shape is None):
         raise TypeError(f"funcol.show: a {type(what).__name__} has a mesh and a shape: pass it alone.")
@@ -84,7 +84,7 @@ def _plan_of(
 
 
 def _display_of_notebook() -> Any:
-    """IPython's function that displays, if this process is the kernel of a notebook."""
+    """Returns IPython's display function if this process is the kernel of a notebook, else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return sys.modules["IPython.display"].display if hasattr(shell, "kernel") else None
@@ -103,7 +103,7 @@ def _lines(plan: Plan, ranks: Sequence[int] | None, in_colour: bool) -> list[str
 
 
 def _coloured(rows: Rows, first: int) -> list[str]:
-    """The lines below the header; from column ``first`` on, equal blocks of a column have one background."""
+    """Returns the lines below the header, with one color for equal blocks of a column from ``first`` on."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     colours = [dict(zip(dict.fromkeys(column[2:]), cycle(_COLOURS), strict=False)) for column in columns]

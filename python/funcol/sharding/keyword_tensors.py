@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 
-# Arguments that are no tensors and decide over dtypes or sizes of results, or over partial sums. They count
+# Arguments other than tensors that determine dtypes or sizes of results, or partial sums. They count
 # for every operator, whether or not its ``RuntimeSchemaInfo`` names them.
 _DECISIVE = frozenset(
     {"accumulate", "bins", "dtype", "include_self", "out_dtype", "out_int32", "rounding_mode"}
@@ -30,8 +30,8 @@ _completed: dict[tuple[OpOverload, bool], tuple[RuntimeSchemaInfo | None, Runtim
 
 
 def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
-    """``info`` with all arguments on which decisions for ``op`` depend: keyword tensors, and the decisive
-    arguments that are no tensors, or all of them unless PyTorch knows the operator (``is_known``)."""
+    """Returns ``info`` with all arguments on which decisions for ``op`` depend: keyword tensors, and the
+    decisive arguments that are not tensors, or all of these unless PyTorch knows ``op``."""
     known = _completed.get((op, is_known))
     if known is None or known[0] is not info:
         known = _completed[op, is_known] = info, _complete(op, info, is_known)
@@ -61,7 +61,7 @@ def _complete(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) ->
 
 
 def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
-    """``op_schema`` with the :func:`complete_info`, so that schemas are equal only if their decisions are."""
+    """Returns ``op_schema`` with its :func:`complete_info`: schemas are equal only if their decisions are."""
     info = complete_info(op_schema.op, op_schema.schema_info, is_known)
     if info is op_schema.schema_info:
         return op_schema
@@ -81,7 +81,7 @@ class NamedInDispatcher:
         self._undo = ExitStack()
 
     def name(self, op: OpOverload, is_known: bool) -> None:
-        """Enters ``op``."""
+        """Enters the info of ``op``, once."""
         if op in self._seen or not self._tables:
             return
         self._seen.add(op)
@@ -123,7 +123,7 @@ class MovingSchema(OpSchema):
 
 
 def moved(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
-    """The local ``kwargs`` of a call, redistributed to ``schema`` by ``move(local, held, wanted)``."""
+    """Redistributes the local ``kwargs`` of a call to ``schema`` by ``move(local, held, wanted)``."""
     held = getattr(schema, "held_kwargs", None)
     if held is None:
         return kwargs

@@ -1,5 +1,5 @@
 """Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs, or
-with this rank's sizes in the place of whole ones."""
+with this rank's sizes in the place of full ones."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..redistribution.specs import dense_strides, is_shard
 
 
 def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
-    """The specs of the positional tensors."""
+    """Returns the specs of the positional tensors."""
     return specs_in(op_schema.args_schema)
 
 
 def all_specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
-    """The specs of the positional tensors, then those of keyword tensors."""
+    """Returns the specs of the positional tensors, then those of keyword tensors."""
     return specs_in((op_schema.args_schema, op_schema.kwargs_schema))
 
 
 def specs_in(arguments: Any) -> list[DTensorSpec]:
-    """The specs among ``arguments``, which may be nested."""
+    """Returns the specs among ``arguments``, which may be nested."""
     if isinstance(arguments, DTensorSpec):
         return [arguments]
     if isinstance(arguments, dict):
@@ -44,7 +44,7 @@ def specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
 
 
 def read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
-    """Keyword arguments, without those of ``out=``, in the order of the operator's schema."""
+    """Yields keyword arguments, without those of ``out=``, in the order of the operator's schema."""
     given = op_schema.kwargs_schema
     if given:
         for argument in op_schema.op._schema.arguments:
@@ -53,8 +53,8 @@ def read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
 
 
 def with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
-    """``op_schema`` with other ``specs``: those of positional tensors, then those of keyword tensors, which
-    may be left out."""
+    """Returns ``op_schema`` with other ``specs``: those of positional tensors, then those of keyword tensors,
+    which may be left out."""
     rest = iter(specs)
 
     def replace(argument: Any) -> Any:
@@ -73,7 +73,7 @@ def with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
 
 
 def with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
-    """``spec`` replicated along ``axes``; ``spec`` itself if there are none."""
+    """Returns ``spec`` replicated along ``axes``; ``spec`` itself if there are none."""
     if not axes:
         return spec
     placements = tuple(Replicate() if axis in axes else old for axis, old in enumerate(spec.placements))
@@ -85,7 +85,7 @@ def with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
 
 
 def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
-    """The specs of all tensors of ``op_schema`` in their order, from those of each element of its lists."""
+    """Returns the specs of all tensors of ``op_schema`` in order, from those of its lists' elements."""
     rest = [iter(element[1]) for element in elements]
     specs: list[Any] = []
     for argument in (*op_schema.args_schema, *(value for _, value in read_by_keyword(op_schema))):
@@ -99,7 +99,7 @@ def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
 def with_local_shape(
     schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
 ) -> OpSchema:
-    """``schema`` with the shape, and strides, of this rank's part of ``output``; ``meta`` is the whole's."""
+    """Returns ``schema`` with the local shape, and strides, of ``output``, whose full tensor has ``meta``."""
     shape = _C.local_shape_of(output, meta.shape)
     values: dict[int, Any] = {shape_place: shape}
     if stride_place is not None:
@@ -108,15 +108,15 @@ def with_local_shape(
 
 
 def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
-    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    """Returns ``schema`` with the numbers of images, channels and pixels that this rank holds."""
     assert images.tensor_meta is not None
     batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
     return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
 
 
 def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims whose whole size is 1 alone; ``None`` if this rank's sizes of the others
-    are not 1 either."""
+    """Returns ``schema`` squeezing only the dims whose full size is 1; ``None`` if this rank's sizes of the
+    others are not 1 either."""
     packet: Any = schema.op.overloadpacket
     kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
@@ -124,7 +124,7 @@ def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
     every = range(len(shape))
     asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
     dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
-    # A symbol stands for no size of 1.
+    # A symbol is not a size of 1.
     local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
     if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
         return None
@@ -133,7 +133,7 @@ def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
 
 
 def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
-    """``schema`` with other arguments, by their position."""
+    """Returns ``schema`` with other arguments, by their position."""
     args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
     for place, value in values.items():
         if place < len(args):
@@ -161,7 +161,7 @@ def is_sharded(spec: Any) -> bool:
 
 
 def uneven_axes(spec: DTensorSpec) -> set[int]:
-    """The axes along which shards are uneven."""
+    """Returns the axes along which shards are uneven."""
     assert spec.tensor_meta is not None
     return _C.uneven_axes(spec, spec.tensor_meta.shape)
 
@@ -174,12 +174,12 @@ def qualified_name(op: OpOverload) -> str:
 
 
 def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
-    """The decision for ``item()``: partial values are reduced first. PyTorch gives each rank its own part."""
+    """Returns the decision for ``item()``: partials are reduced first. PyTorch returns each rank's part."""
     wanted = _replicated(op_schema, [pending_axes(spec) for spec in specs_of(op_schema)])
     return OutputSharding(None, wanted, needs_redistribute=wanted is not op_schema)
 
 
-# The norm of a maximum or minimum is not that of the norms, for which PyTorch takes it: signs differ.
+# The norm of a maximum or minimum is not that of the norms, as PyTorch assumes: signs differ.
 NORMS = {
     torch.ops.aten.linalg_vector_norm.default,
     torch.ops.aten.linalg_vector_norm.out,
@@ -190,7 +190,7 @@ NORMS = {
 
 
 def without_extremes(op_schema: OpSchema) -> OpSchema:
-    """``op_schema`` with replicated tensors in the place of partial maxima and minima."""
+    """Returns ``op_schema`` with replicated tensors in the place of partial maxima and minima."""
 
     def extremes(spec: DTensorSpec) -> set[int]:
         return {
@@ -201,8 +201,8 @@ def without_extremes(op_schema: OpSchema) -> OpSchema:
 
 
 def without_own_rules(op_schema: OpSchema) -> OpSchema:
-    """``op_schema`` with replicated tensors in the place of partials that funcol's rules do not know, such as
-    norms. ``ValueError`` if the operator writes to one of them."""
+    """Returns ``op_schema`` with replicated tensors in the place of partials that funcol's rules do not know,
+    such as norms. Raises ValueError if the operator writes to one of them."""
     axes = [set(axes_with_own_rules(spec.placements)) for spec in specs_of(op_schema)]
     writes_to_list = isinstance(op_schema.args_schema[0], (list, tuple))
     if any(axes) and op_schema.op._schema.is_mutable and (axes[0] or writes_to_list):
@@ -214,14 +214,14 @@ def without_own_rules(op_schema: OpSchema) -> OpSchema:
 
 
 def _replicated(op_schema: OpSchema, axes: list[set[int]]) -> OpSchema:
-    """``op_schema`` with each tensor replicated along its ``axes``; itself if there are none."""
+    """Returns ``op_schema`` with each tensor replicated along its ``axes``; itself if there are none."""
     if not any(axes):
         return op_schema
     return with_specs(op_schema, list(map(with_replicated, specs_of(op_schema), axes)))
 
 
 def evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
-    """``op_schema`` without uneven shards, if ``sharding`` averages over such shards; else ``None``."""
+    """Returns ``op_schema`` without uneven shards if ``sharding`` averages over such shards, else None."""
     outputs: Any = sharding.output_spec
     specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
     averaged = {

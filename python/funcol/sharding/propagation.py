@@ -3,7 +3,7 @@ redistributions that come first.
 
 The decision has the least cost over all mesh axes. C++ decides for operators with a rule in C++
 (:func:`funcol.sharding.operators`). For other operators PyTorch's rule of one mesh axis is called once for
-each schema; where a minor has none, PyTorch's rule of the whole mesh decides.
+each schema; if a PyTorch release has none, its rule of the full mesh decides.
 
 PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 """
@@ -66,7 +66,7 @@ class CacheInfo(NamedTuple):
 
 
 def operators() -> list[str]:
-    """Names of the operators whose rules are in C++, such as ``"aten::mm"``, sorted."""
+    """Returns the names of the operators whose rules are in C++, such as ``"aten::mm"``, sorted."""
     return _C.ops_with_rules()
 
 
@@ -76,9 +76,9 @@ def redistribute_cost_table(
     """Returns the costs of redistributing one tensor from each of ``sources`` to each of ``targets``.
 
     Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
-    bandwidth models, and infinity where there is no way: that of :func:`funcol.plan_redistribution`, or more
-    where its plan exchanges over several axes at once midway. All are specs of the same tensor on the same
-    mesh; ``ValueError`` if they are not. All targets of a source share one search.
+    bandwidth models, and infinity if there is no plan. It is the cost of :func:`funcol.plan_redistribution`,
+    or more if its plan exchanges over several axes at once midway. All are specs of the same tensor on the
+    same mesh; else ``ValueError`` is raised. All targets of a source share one search.
 
     PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``, a plan an entry.
     """
@@ -127,7 +127,7 @@ class _Table(MutableMapping[OpOverload, Any]):
 
 
 class _Cached:
-    """``propagate_op_sharding`` with the cache's two functions, as PyTorch's propagator has it."""
+    """``propagate_op_sharding`` with the two functions of its cache, as in PyTorch's propagator."""
 
     def __init__(self, propagator: ShardingPropagator) -> None:
         self._propagator = propagator
@@ -143,12 +143,12 @@ class _Cached:
 
 
 class ShardingPropagator(StockPropagator):
-    """Decides where results of operators live; takes and returns PyTorch's ``OpSchema``, ``OutputSharding``
-    and ``OpStrategy``, and can stand in for the dispatcher's own propagator.
+    """Decides on the specs of operators' results; takes and returns PyTorch's ``OpSchema``,
+    ``OutputSharding`` and ``OpStrategy``, and can replace the dispatcher's own propagator.
 
-    Knows the rules of ``base`` (default: DTensor's propagator), those registered later too, and prices
+    It has the rules of ``base`` (default: DTensor's propagator), including those registered later, and prices
     redistribution by ``cost_model`` (default: latency and bandwidth of one host). At most ``cache_size``
-    decisions are remembered, by value.
+    decisions are cached, by value.
     """
 
     # True if keyword tensors are redistributed. DTensor's own dispatcher does not redistribute them.
@@ -184,7 +184,7 @@ class ShardingPropagator(StockPropagator):
         rule_func: Callable[[OpSchema], OutputSharding],
         schema_info: RuntimeSchemaInfo | None = None,
     ) -> None:
-        """A function from the schema of ``op_overload`` to its output sharding; takes the place of any rule.
+        """Registers a function from the schema of ``op_overload`` to its output sharding. Replaces any rule.
 
         PyTorch counterpart: the method of the same name.
         """
@@ -197,8 +197,8 @@ class ShardingPropagator(StockPropagator):
         strategy_func: Callable[[OpSchema], Any],
         schema_info: RuntimeSchemaInfo | None = None,
     ) -> None:
-        """A function from the schema of ``op_overload``, with an ``OpStrategy`` for each tensor, to all ways
-        to run it on the whole mesh, with their costs; takes the place of any rule.
+        """Registers a function from the schema of ``op_overload``, with an ``OpStrategy`` for each tensor, to
+        all ways to run it on the full mesh, with their costs. Replaces any rule.
 
         PyTorch counterpart: the method of the same name.
         """
@@ -206,12 +206,11 @@ class ShardingPropagator(StockPropagator):
         super().register_op_strategy(op_overload, strategy_func, schema_info)
 
     def register_single_axis_rule(self, op_overload: OpOverload, rule: SingleAxisRule) -> None:
-        """A function ``rule(op, args, kwargs)`` that gives the rows of one mesh axis; takes the place of any
-        rule.
+        """Registers ``rule(op, args, kwargs)``, which returns the rows of one mesh axis. Replaces any rule.
 
         ``args`` and ``kwargs`` are the operator's with a ``TensorMeta`` for each tensor. A row lists a
         placement for every output (``None`` where the operator returns no tensor) and then for every tensor
-        argument. The row of ``Replicate`` alone need not be there. ``Shard(dim)`` is a plain shard; PyTorch's
+        argument. The row of ``Replicate`` alone may be left out. ``Shard(dim)`` is a plain shard; PyTorch's
         ``_ShardingPlaceholder(dim)`` stands for a shard of any kind.
         """
         self._forget_rules(op_overload)
@@ -232,10 +231,11 @@ class ShardingPropagator(StockPropagator):
         op_info.output_sharding = self._propagate(op_info.schema, remember=not is_pytorch_tracing())
 
     def propagate_op_sharding_non_cached(self, op_schema: OpSchema) -> OutputSharding:
-        """Where the results of ``op_schema`` live, and with which specs its arguments have to be given.
+        """Returns the specs of the results of ``op_schema``, and those that its arguments have to have.
 
-        ``NotImplementedError`` for an operator without a rule, naming it, near ones and how to register a
-        rule; ``ValueError`` for tensors of several meshes, and for rules that contradict the operator.
+        Raises ``NotImplementedError`` for an operator without a rule, naming it, near ones and how to
+        register a rule; ``ValueError`` for tensors of several meshes, and for rules that contradict the
+        operator.
         """
         return self._propagate(op_schema, remember=False)
 
@@ -247,23 +247,23 @@ class ShardingPropagator(StockPropagator):
     def _decide_in_cpp(
         self, op_schema: OpSchema, remember: bool, whole: Callable[[OpSchema, bool], OutputSharding]
     ) -> OutputSharding:
-        """The decision in C++; that of ``whole`` where C++ has no rule, or does not know the results."""
+        """Returns the decision of C++, or of ``whole`` if C++ has no rule or does not know the results."""
         sharding: OutputSharding = self._engine.propagate(
             self._named(op_schema), self._rows_of, whole, self._assemble, remember
         )
         return sharding
 
     def _named(self, op_schema: OpSchema) -> OpSchema:
-        """``op_schema`` with all arguments on which its decision depends, here and in the dispatcher."""
+        """Returns ``op_schema`` with all arguments on which its decision depends, also in the dispatcher."""
         is_known = _compat.has_rule(self._base, op_schema.op)
         if DTensor._op_dispatcher.sharding_propagator is self:
             self._keywords.name(op_schema.op, is_known)
         return keyword_tensors.named(op_schema, is_known)
 
     def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
-        """All legal decisions on the whole mesh, with the cost of redistributing each tensor argument from
-        where it is, for solvers that choose globally. In the order of the full product of the rows of all
-        axes, the first axis slowest; a ``TupleStrategy`` where each element of a list is decided on its own.
+        """Returns all legal decisions on the full mesh, with the cost of redistributing each tensor argument
+        from its spec, for global solvers, in the order of the full product of the rows of all axes, the first
+        axis slowest. Returns a ``TupleStrategy`` if each element of a list is decided on its own.
         """
         found = self._engine.strategies(op_schema, self._rows_of)
         if found is None:
@@ -281,7 +281,7 @@ class ShardingPropagator(StockPropagator):
         return TupleStrategy(children) if facts.is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
-        """Counts of the cache of ``propagate_op_sharding``."""
+        """Returns counts of the cache of ``propagate_op_sharding``."""
         return CacheInfo(*self._engine.info())
 
     def cache_clear(self) -> None:
@@ -303,12 +303,12 @@ class ShardingPropagator(StockPropagator):
         return rule(op, args, kwargs)
 
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
-        """The decision by PyTorch's rules of the whole mesh."""
+        """Decides by PyTorch's rules of the full mesh."""
         decide = self._remembered_whole if remember else self._decide_whole_anew
         return decide(op_schema, torch.get_default_dtype())
 
     def _decide_whole_anew(self, op_schema: OpSchema, default_dtype: torch.dtype) -> OutputSharding:
-        """``default_dtype`` tells apart what is remembered."""
+        """Decides without the cache, of whose key ``default_dtype`` is a part."""
         try:
             wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema
             sharding = super().propagate_op_sharding_non_cached(wanted)
@@ -333,7 +333,7 @@ class ShardingPropagator(StockPropagator):
             raise NotImplementedError(_no_rule(op_schema.op)) from error
 
     def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
-        """Replaces sizes among the arguments by this rank's where this minor of PyTorch does not."""
+        """Replaces sizes among the arguments by this rank's where this PyTorch release does not."""
         if _compat.makes_sizes_local(self, op_schema.op):
             return
         schema = sharding.redistribute_schema or op_schema
@@ -383,7 +383,7 @@ class ShardingPropagator(StockPropagator):
     def _local_arguments(
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
-        """``schema`` with this rank's sizes in the place of whole ones; ``None`` if it has none."""
+        """Returns ``schema`` with this rank's sizes in the place of full ones; ``None`` if it has none."""
         sizes = _facts_of(schema.op).sizes
         if sizes is None:
             return self._local_arguments_by_tables(schema, output, inputs)
@@ -400,7 +400,7 @@ class ShardingPropagator(StockPropagator):
     def _local_arguments_by_tables(
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
-        """:meth:`_local_arguments` of operators that programs entered into PyTorch's tables."""
+        """Implements :meth:`_local_arguments` for operators that programs entered into PyTorch's tables."""
         adjusted = None
         if schema.op in self.op_to_shape_and_stride_idx and is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)

@@ -1,4 +1,4 @@
-"""The weights of a model as a whole: streamed out of it and into it, and kept in step with another model.
+"""The full weights of a model: streamed out of it and into it, and kept in sync with another model.
 
 All of it needs DTensor, which takes ten times as long to import as all of funcol. So the modules are imported
 at their first use.
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # from which it would hide misspelt names
+if not TYPE_CHECKING:  # it would hide misspelled names from type checkers
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
             importlib.import_module("torch.distributed.tensor")  # install() may wait for it
             found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-            globals()[name] = found  # from now on without this function
+            globals()[name] = found  # later uses bypass this function
             return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

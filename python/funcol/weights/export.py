@@ -39,7 +39,7 @@ ByName: TypeAlias = Mapping[str, _T] | Callable[[str], _T]
 
 
 def by_name(values: ByName[_T] | None, name: str, default: Any) -> _T:
-    """The value for ``name``; ``default`` where there are none, or a mapping has none."""
+    """Returns the value for ``name``; ``default`` if there are no values, or if a mapping lacks it."""
     if values is None:
         return default  # type: ignore[no-any-return]
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
@@ -69,49 +69,49 @@ def full_tensors(
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> FullTensors:
-    """Yields ``(name, whole tensor)`` for each of ``named``, in order: what ``full_tensor()`` gives for each
-    DTensor, by a few large collectives.
+    """Yields ``(name, full tensor)`` for each of ``named``, in order: the ``full_tensor()`` of each DTensor,
+    by a few large collectives.
 
     ``named`` is a module (its ``state_dict()``), a mapping, or an iterable of pairs; DTensors of any meshes,
-    placements and shard orders, parameters and plain tensors mix. All ranks of ``group`` (default: the world)
-    call it alike and go through the whole loop::
+    placements and shard orders, parameters and plain tensors may be mixed. All ranks of ``group`` (default:
+    the world) must make the same call and go through the full loop::
 
         with funcol.full_tensors(model, to=0, dtype=torch.bfloat16) as weights:
             for name, weight in weights:
                 if weight is not None:  # on rank 0
                     engine.load(name, weight)
 
-    A loop that is left early has to be in a ``with`` block, or to be followed by ``close()``, so that the
-    other ranks hear of it; nothing is sent when the garbage collector takes the stream.
+    A loop that may be left early has to be in a ``with`` block, or to be followed by ``close()``, so that the
+    other ranks are notified; nothing is sent when the stream is garbage-collected.
 
     Consecutive tensors of ``bucket_bytes`` go together, by one collective for each kind of move (dtype, mesh,
-    the axes that cut). The next bucket is on its way while this one is used. At most two buckets, and the
+    the axes that cut). The next bucket is in flight while this one is used. At most two buckets, and the
     tensor that was yielded last, are in memory beside the shards; a tensor larger than ``bucket_bytes`` is a
-    bucket of its own. A bucket is what its tensors take in buffers, gloo's own on the CPU included.
+    bucket of its own. Buckets count what tensors take in buffers, including gloo's own on the CPU.
 
     ``to``: the global rank that gets the tensors. The others send their shards, and get ``(name, None)``;
-    together they send as much as a gather does. Of a tensor on several submeshes the one with rank ``to``
-    sends: the others hold replicas. Without ``to`` every rank gets them, and ``None`` for tensors on meshes
-    that it is not part of. ``names``: a mapping or function from names of the model to those that are
-    yielded; what it maps to ``None`` is left out, what a mapping does not have keeps its name. A
+    together they send as much as a gather does. If a tensor is on several submeshes, that with rank ``to``
+    sends it: the others hold replicas. Without ``to`` every rank gets the tensors, and ``None`` for those on
+    meshes that it is not part of. ``names``: a mapping or function from names of the model to those that are
+    yielded. A name mapped to ``None`` is left out, and a name that a mapping lacks is kept. A
     :class:`funcol.weights.Cat` or :class:`~funcol.weights.Stack` yields the parts of a tensor, as views.
-    ``dtype``: that of the results, for tensors of floating-point numbers, or a mapping or function from names
-    that are yielded to it (of parts the first one); a smaller one is that in which they are sent.
-    ``device``: where the results are put.
+    ``dtype``: the dtype of the results, for floating-point tensors, or a mapping or function from yielded
+    names to it (for parts, the name of the first); tensors are sent in it if it is smaller than their own.
+    ``device``: the device of the results.
 
-    Results have memory of their own and need no gradient; but plain and replicated tensors are yielded as
+    Results have memory of their own and require no gradient; but plain and replicated tensors are yielded as
     they are, in the model's memory, if neither ``dtype`` nor ``device`` changes them. Tied tensors of a
-    module, a mapping or a list are sent once and yielded as one tensor, which is kept meanwhile. An iterator
-    is read as it goes, and tied tensors of it are sent each time.
+    module, a mapping or a list are sent once and yielded as one tensor, which is kept until its last use. An
+    iterator is read lazily, and its tied tensors are sent each time.
 
     ``progress``: rank ``to``, or rank 0, shows on its terminal how many tensors are done and how long the
     rest takes.
 
-    Before the first byte, or before each bucket of an iterator, the ranks compare names, shapes, dtypes,
-    placements, meshes and options by value. Ranks that share no mesh, as the stages of a pipeline, need not
-    agree. ``ValueError`` on all ranks: they differ; the message has the first difference and the ranks.
-    ``RuntimeError``, on the other ranks: a rank left, by an error or early; the message has its reason. A
-    rank that leaves waits for them until they have come to the next bucket.
+    Before the first byte is sent, or before each bucket of an iterator, the ranks compare names, shapes,
+    dtypes, placements, meshes and options by value. Ranks that share no mesh, such as the stages of a
+    pipeline, need not agree. Raises ``ValueError`` on all ranks if they differ, with the first difference and
+    the ranks. Raises ``RuntimeError`` on the other ranks if a rank leaves, by an error or early, with its
+    reason. A rank that leaves waits until the others have reached the next bucket.
 
     PyTorch counterpart: ``DTensor.full_tensor``, in a loop.
     """
@@ -200,7 +200,7 @@ class _How:
 
     def __post_init__(self) -> None:
         self._device = None if self.device is None else torch.device(self.device)
-        self._fused: dict[str, Cat | Stack] = {}  # by the name of the first part, which stands for all
+        self._fused: dict[str, Cat | Stack] = {}  # by the name of the first part
         self.is_receiver = self.to is None or self.to == own_rank()
 
     def check(self) -> None:
@@ -211,18 +211,18 @@ class _How:
             )
 
     def manifest(self, from_iterator: bool) -> Manifest:
-        """One without tensors, with what has to be the same on all ranks."""
+        """Returns a manifest without tensors, with the options that have to be equal on all ranks."""
         source = "an iterator" if from_iterator else "a module, a mapping or a list"
         return Manifest({"function": _OP, "source": source, "to": self.to, "bucket_bytes": self.bucket_bytes})
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype | None:
-        """The dtype of the result; ``None``: the tensor's own."""
+        """Returns the dtype of the result; ``None`` for the tensor's own."""
         if self.dtype is None or not tensor.is_floating_point():
             return None
         return self.dtype if isinstance(self.dtype, torch.dtype) else by_name(self.dtype, name, None)
 
     def name_of(self, name: str, tensor: Tensor) -> str | None:
-        """The name that is yielded, or that of the first part; ``None`` for tensors that are left out."""
+        """Returns the yielded name, or that of the first part; ``None`` for tensors that are left out."""
         found = by_name(self.names, name, name)
         if found is None or isinstance(found, str):
             return found
@@ -231,7 +231,7 @@ class _How:
         return found.parts[0]
 
     def split(self, name: str, whole: Tensor | None) -> list[tuple[str, Tensor | None]]:
-        """The pairs that a program gets of a tensor."""
+        """Returns the pairs that a program gets for a tensor."""
         fused = self._fused.get(name)
         if fused is None:
             return [(name, whole)]
@@ -239,7 +239,7 @@ class _How:
         return [*zip(fused.parts, views, strict=True)]
 
     def finished(self, name: str, whole: Tensor) -> Tensor:
-        """``whole`` with dtype and device as wanted."""
+        """Converts ``whole`` to the dtype and device of the results."""
         dtype = self.dtype_of(name, whole)
         if dtype is None and self._device is None:
             return whole
@@ -252,7 +252,7 @@ class _Source:
     def __init__(self, named: Any, how: _How, agreement: Agreement) -> None:
         if isinstance(named, nn.Module):
             named = {name: value for name, value in named.state_dict().items() if isinstance(value, Tensor)}
-        elif isinstance(named, FunctionType):  # that calls a program's code, which may raise
+        elif isinstance(named, FunctionType):  # calls a program's code, which may raise
             named = named()
         pairs: Any = named.items() if isinstance(named, Mapping) else named
         self.count = len(pairs) if isinstance(pairs, Collection) else None
@@ -287,7 +287,7 @@ class _Source:
                 yield shown, tensor
 
     def read(self) -> tuple[int, str, Tensor] | None:
-        """Index, name and tensor; None at the end."""
+        """Returns the next index, name and tensor; None at the end."""
         entry, self._next = self._next, None
         if entry is None and (pair := next(self._pairs, None)) is not None:
             entry = self._num_read, *pair
@@ -298,7 +298,7 @@ class _Source:
         self._next = entry
 
     def agree(self, bucket: _Bucket) -> None:
-        """Returns once all ranks are about to send ``bucket``."""
+        """Waits until all ranks are about to send ``bucket``."""
         if self._manifest is not None:
             self._agreement.go_on()
             return
@@ -308,11 +308,11 @@ class _Source:
         self._agreement.meet(manifest)
 
     def end(self) -> None:
-        """Returns once all ranks have come to their end."""
+        """Waits until all ranks have ended."""
         self._agreement.end(self._how.manifest(from_iterator=True) if self._manifest is None else None)
 
     def holder(self, index: int, name: str, tensor: DTensor) -> int:
-        """The rank of the tensor's mesh that gets the whole tensor, as C++ counts it."""
+        """Returns the rank of the tensor's mesh that gets the full tensor, as C++ counts it."""
         to = self._how.to
         if to is None:
             return _C.EVERY_RANK
@@ -327,7 +327,7 @@ class _Source:
         )
 
     def first_of(self, index: int) -> int:
-        """The index of the first tensor that is tied to this one: its own if there is none."""
+        """Returns the index of the first tensor that is tied to this one; its own if there is none."""
         return self._firsts.get(index, index)
 
     def last_of(self, index: int) -> int:
@@ -350,8 +350,8 @@ class _Bucket:
         self._moves = _C.FullTensorBucket()
         # Index, name, and a tensor that does not move, a DTensor that moves alone, or None for the next move.
         self._entries: list[tuple[int, str, Tensor | None]] = []
-        self._uncut: set[int] = set()  # cut in name alone: the whole is the model's memory
-        self._staged: dict[int, torch.device] = {}  # where shards are that go through another device
+        self._uncut: set[int] = set()  # cut in name alone: the full tensor is the model's memory
+        self._staged: dict[int, torch.device] = {}  # devices of shards that go through another one
         self._fill()
 
     def __bool__(self) -> bool:
@@ -402,7 +402,7 @@ class _Bucket:
                 self._entries[place] = index, name, _moved_alone(tensor)
 
     def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
-        """Yields names and wholes. ``kept`` are those that come again."""
+        """Yields names and full tensors. ``kept`` has those that come again."""
         how, source, take = self._how, self._source, self._moves.take
         self._entries.reverse()
         while self._entries:
@@ -431,5 +431,5 @@ class _Bucket:
 
 @torch.no_grad()
 def _moved_alone(tensor: DTensor) -> Tensor:
-    """The whole of a tensor that C++ does not move with others."""
+    """Returns the full tensor of a DTensor that C++ does not move with others."""
     return settled(redistribute(tensor, placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor)

@@ -18,7 +18,7 @@ Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
 
 class Target:
-    """A tensor of the model, and where it is."""
+    """A tensor of the model, with its device and spec."""
 
     def __init__(self, index: int, name: str, tensor: Tensor) -> None:
         self.index = index
@@ -28,7 +28,7 @@ class Target:
         self.local = local_of(tensor)
         staged = staging_device(tensor) if isinstance(tensor, DTensor) else None
         self.device = staged or self.local.device  # to receive on
-        # None: a plain tensor, which every rank gets whole.
+        # None for a plain tensor, which every rank gets in full.
         self.spec = tensor._spec if isinstance(tensor, DTensor) else None
 
     def num_bytes(self) -> int:
@@ -103,13 +103,13 @@ class Wholes:
         }
 
     def whole_of(self, target: Target) -> Tensor:
-        """The tensor of ``target``, checked, with the dtype and on the device of the model."""
+        """Returns the full tensor of ``target``, checked, with the dtype and on the device of the model."""
         assert self._mapping is not None
         given = self._source_of[target.index]
         return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
 
     def read(self, most: int) -> list[Tensor | None]:
-        """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
+        """Returns the next tensors of pairs, of ``most`` bytes, if any; :meth:`told` has their names."""
         self.loaded += self._now
         self._now = []
         wholes: list[Tensor | None] = []
@@ -145,7 +145,7 @@ class Wholes:
         return own is None or is_sharded(own)
 
     def _ready(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
+        """Returns the full tensor of the name or names ``given``, with the dtype and device of the model."""
         parts = [
             part.detach().to(device=target.device, dtype=target.dtype)
             for part in self._check(target, given, tensors)
@@ -175,7 +175,7 @@ class Wholes:
         return parts
 
     def _plain(self, target: Target, whole: Any) -> Tensor:
-        """The dense tensor in ``whole``."""
+        """Returns the dense tensor in ``whole``. Raises ValueError if there is none."""
         if isinstance(whole, DTensor):
             if is_sharded(whole):
                 self._refuse(
@@ -214,5 +214,5 @@ class Wholes:
 
 
 def is_sharded(tensor: object) -> bool:
-    """Returns true for a DTensor of which no rank has all."""
+    """Returns true for a DTensor that no rank holds in full."""
     return isinstance(tensor, DTensor) and not all(one.is_replicate() for one in tensor.placements)

@@ -1,4 +1,4 @@
-"""Tensors of a model that stand for several of another one, by name."""
+"""Tensors of a model that correspond to several tensors of another model, by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Cat:
-    """The tensor of a model that is those named ``parts``, one after the other along ``dim``::
+    """The tensor of a model that concatenates the tensors named ``parts`` along ``dim``::
 
         names = {"attention.qkv": Cat("attention.q", "attention.k", "attention.v", sizes=[64, 8, 8])}
 
-    ``sizes``, which an export needs if the parts differ, are those along ``dim``.
+    ``sizes`` are those along ``dim``; an export needs them if the parts differ.
     """
 
     def __init__(self, *parts: str, dim: int = 0, sizes: Sequence[int] | None = None) -> None:
@@ -25,11 +25,11 @@ class Cat:
             )
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The tensor of the model, made of those of the parts."""
+        """Concatenates the tensors of the parts into the tensor of the model."""
         return torch.cat(list(tensors), self.dim)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """The parts, as views. ``ValueError`` if ``whole`` is not of their sizes."""
+        """Returns the parts of ``whole``, as views. Raises ValueError if it is not of their sizes."""
         length = whole.shape[self.dim]
         sizes = list(self.sizes or [length // len(self.parts)] * len(self.parts))
         if sum(sizes) != length:
@@ -41,7 +41,7 @@ class Cat:
 
 
 class Stack:
-    """The tensor of a model that is those named ``parts``, stacked along a new ``dim``, as experts are."""
+    """The tensor of a model that stacks the tensors named ``parts`` along a new ``dim``, as for experts."""
 
     def __init__(self, *parts: str, dim: int = 0) -> None:
         self.parts, self.dim = parts, dim
@@ -49,11 +49,11 @@ class Stack:
             raise ValueError(f"funcol::Stack: got the names {list(parts)}. Pass each name once.")
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The tensor of the model, made of those of the parts."""
+        """Stacks the tensors of the parts into the tensor of the model."""
         return torch.stack(list(tensors), self.dim)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """The parts, as views. ``ValueError`` if there are not as many."""
+        """Returns the parts of ``whole``, as views. Raises ValueError if there are not as many."""
         if whole.shape[self.dim] != len(self.parts):
             raise ValueError(
                 f"funcol::Stack: dim {self.dim} has {whole.shape[self.dim]} indices, for {len(self.parts)} "
@@ -67,5 +67,5 @@ Named = str | Cat | Stack
 
 
 def parts_of(named: Named) -> tuple[str, ...]:
-    """Returns the names that ``named`` stands for."""
+    """Returns the name or names in ``named``."""
     return (named,) if isinstance(named, str) else named.parts

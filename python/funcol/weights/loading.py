@@ -35,11 +35,11 @@ def load(
     progress: bool,
     shards: Mapping[str, DTensor] | None = None,
 ) -> tuple[IncompatibleKeys, Any]:
-    """Copies what ``given()`` has on rank ``src`` into the tensors of ``held()``, in place. With it goes a
-    value that JSON has, which is returned on all ranks. Both functions may raise, which all ranks are told.
+    """Copies the tensors of ``given()`` on rank ``src`` into those of ``held()``, in place. ``given()`` also
+    has a value for JSON, which is returned on all ranks. If either function raises, all ranks are told.
     ``shards``: DTensors of this rank, which ``src`` need not have.
 
-    The arguments and errors are those of :func:`funcol.load_full_state_dict`, by the name ``op``.
+    The other arguments and the errors, which name ``op``, are those of :func:`funcol.load_full_state_dict`.
     """
     # In-place writes to parameters need neither a graph nor inference mode, which would refuse them.
     with torch.inference_mode(mode=False), torch.no_grad(), Agreement(op, group) as agreement:
@@ -130,15 +130,15 @@ class _Loading:
                 target.spec = self._reached(target, target.spec)
                 if target.spec.mesh not in self._owners:
                     self._owners[target.spec.mesh] = mesh_value(target.spec.mesh).ranks.index(src)
-        # Of plain tensors, the ranks that take part.
+        # The ranks that take part, and so receive plain tensors.
         self._receivers = sorted(self._manifests)
         self._mesh_of_all = next(
             (mesh for mesh in self._owners if sorted(mesh_value(mesh).ranks) == self._receivers), None
         )
 
     def _reached(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
-        """``spec`` on a mesh of all ranks that get shards from ``src``: its own one, or, where other ranks
-        have the tensor on submeshes of their own, the mesh that these were cut from."""
+        """Returns ``spec`` on a mesh of all ranks that get shards from ``src``: its own mesh or, if other
+        ranks have the tensor on submeshes of their own, the mesh that these were cut from."""
         meshes = {one.ranks_of(target.index) or () for one in self._manifests.values()}
         reached = {rank for ranks in meshes for rank in ranks}
         if len(meshes) > 1:
@@ -176,7 +176,7 @@ class _Loading:
         self._moved = {self.target_of[name].index for name in names}
 
     def buckets(self, source: Wholes | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
-        """Buckets of ``most`` bytes, with what ``src`` has for them. All ranks are about to send each."""
+        """Yields buckets of ``most`` bytes, with tensors on ``src``. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
         told = agreement.tell(source and source.told())
         self.beside = told[src]["beside"]
@@ -216,7 +216,7 @@ class _Loading:
             yield bucket
 
     def start(self, bucket: list[tuple[Target, Tensor | None]]) -> list[tuple[Target, Tensor]]:
-        """Sends a bucket; what this rank gets of it may be pending."""
+        """Sends a bucket. Returns this rank's tensors of it, which may be pending."""
         started: list[tuple[Target, Tensor]] = []
         by_mesh: dict[DeviceMesh | None, list[tuple[Target, Tensor | None]]] = {}
         for target, whole in bucket:
@@ -242,7 +242,7 @@ class _Loading:
         return started
 
     def _sent(self, target: Target, whole: Tensor | None) -> Tensor:
-        """A plain tensor where no mesh has all ranks that take part: from ``src`` to each."""
+        """Sends a plain tensor from ``src`` to each rank, if no mesh has all ranks that take part."""
         held = torch.empty(target.shape, dtype=target.dtype, device=target.local.device)
         received = held if whole is None else whole.contiguous()
         group = self._agreement.group
@@ -259,8 +259,8 @@ class _Loading:
 
 
 def _on_device_of(mesh: DeviceMesh, whole: Tensor | None) -> Tensor | None:
-    """Returns ``whole`` where the other ranks of ``mesh`` receive: a plain tensor may be on the CPU beside
-    parameters on devices, as steps of optimizers are."""
+    """Returns ``whole`` on the devices on which the other ranks of ``mesh`` receive: a plain tensor may be on
+    the CPU beside parameters on devices, like steps of optimizers."""
     return None if whole is None else whole.to(mesh.device_type)
 
 
@@ -271,8 +271,8 @@ def _copy(started: list[tuple[Target, Tensor]]) -> None:
 
 
 def _on_common_mesh(spec: DTensorSpec, ranks: set[int]) -> DTensorSpec | None:
-    """``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other submeshes hold
-    replicas; ``None`` if there is no such mesh."""
+    """Returns ``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other
+    submeshes hold replicas; ``None`` if there is no such mesh."""
     mesh, root = spec.mesh, spec.mesh._get_root_mesh()
     names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
     if mesh is root or not names or not all(name in of_root for name in names):
@@ -292,8 +292,8 @@ _stacked: dict[tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]], DeviceM
 
 
 def _on_stacked_meshes(spec: DTensorSpec, meshes: list[tuple[int, ...]]) -> DTensorSpec | None:
-    """``spec`` on a mesh whose rows are ``meshes``, as flattened ones are; ``None`` if they are not alike in
-    shape or do not have all ranks of the world. No group has the ranks of a column: tensors go point to
+    """Returns ``spec`` on a mesh whose rows are ``meshes``, such as flattened ones; ``None`` if they differ
+    in size or do not have all ranks of the world. No group has the ranks of a column: tensors go point to
     point."""
     ranks = [rank for row in meshes for rank in row]
     mesh = spec.mesh
@@ -307,7 +307,7 @@ def _on_stacked_meshes(spec: DTensorSpec, meshes: list[tuple[int, ...]]) -> DTen
 
 
 def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DTensorSpec:
-    """``spec``, whose axes are ``axes`` of ``common``, with replicas along the others."""
+    """Returns ``spec``, whose axes are ``axes`` of ``common``, with replicas along the others."""
     placements: list[Placement] = [Replicate()] * common.ndim
     for axis, placement in zip(axes, spec.placements, strict=True):
         placements[axis] = placement

@@ -1,6 +1,6 @@
 """Messages between ranks: rectangles of the sender's and of the receiver's local tensor that travel together.
-They are packed, sent by one all_to_all, unpacked. With blocks, only blocks of bytes that changed since they
-were sent go, by a digest of each."""
+They are packed, sent by one all_to_all, and unpacked. By blocks, only blocks of bytes whose digest changed
+since they were sent are sent again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 def held_indices(
     place: Place, shape: tuple[int, ...], dtype: torch.dtype, rank: int
 ) -> tuple[Intervals, ...]:
-    """The indices that ``rank``, one of those of ``place``, holds of a tensor, by dim."""
+    """Returns the indices that ``rank``, one of those of ``place``, holds of a tensor, by dim."""
     held = transfer_of(place, place, shape, dtype).held(rank)
     assert held is not None
     return held
@@ -56,7 +56,7 @@ def held_indices(
 
 @functools.lru_cache(maxsize=4096)
 def transfer_of(src: Place, dst: Place, shape: tuple[int, ...], dtype: torch.dtype) -> _C.Transfer:
-    """The messages that take a tensor from ``src`` to ``dst``. ``ValueError`` if it is partial."""
+    """Returns the messages that move a tensor from ``src`` to ``dst``. Raises ValueError if it is partial."""
     return plan_mesh_change(
         src.placements,
         dst.placements,
@@ -88,8 +88,8 @@ class Held:
             )
 
     def pieces(self, indices: Sequence[Intervals], begin: int, size: int) -> list[Piece]:
-        """Elements ``begin``, ... of the box of ``indices``, the last dim first. Their order is that of the
-        message: sender and receiver have it in common."""
+        """Returns ``size`` elements, from ``begin`` on, of the box of ``indices``, the last dim first. Their
+        order is that of the message, which sender and receiver share."""
         lengths = [sum(length for _, length in intervals) for intervals in indices]
         found = []
         for box in _boxes_of(lengths, begin, begin + size):
@@ -112,7 +112,7 @@ class Piece:
         self.numel = self._view.numel()
 
     def view(self) -> Tensor:
-        """The rectangle, in the memory that the tensor has now."""
+        """Returns the rectangle, in the memory that the tensor has now."""
         tensor = self._tensor
         pointer = settled(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()
         if pointer != self._pointer:
@@ -121,7 +121,7 @@ class Piece:
 
 
 def _boxes_of(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Rectangles, as bounds by dim, of the elements ``begin`` to ``end`` of a tensor of ``shape``, in their
+    """Yields rectangles, as bounds by dim, of the elements ``begin`` to ``end`` of a tensor of ``shape``, in
     order."""
     if end <= begin:
         return
@@ -145,7 +145,7 @@ def _boxes_of(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tupl
 
 
 def _common(one: Intervals, other: Intervals) -> Intervals:
-    """The indices that both have."""
+    """Returns the indices that both have."""
     found = []
     for begin, size in one:
         for start, length in other:
@@ -156,7 +156,7 @@ def _common(one: Intervals, other: Intervals) -> Intervals:
 
 
 def _slices(wanted: Intervals, held: Intervals, low: int, high: int) -> Iterator[slice]:
-    """Where the indices number ``low`` to ``high`` of ``wanted`` are in a tensor that has ``held``."""
+    """Yields slices of a tensor that has ``held``, for indices number ``low`` to ``high`` of ``wanted``."""
     passed = 0
     for begin, size in wanted:
         first, last = max(low - passed, 0), min(high - passed, size)
@@ -206,7 +206,7 @@ class Batch:
             self._kept += _kept_pieces(src, dst)
 
     def finish(self, ranks: Sequence[int], device: torch.device, by_blocks: bool) -> None:
-        """Has all messages; ``by_blocks``: only blocks that changed are to be sent."""
+        """Completes the batch once all messages are added. ``by_blocks``: only changed blocks are sent."""
         self._out = _Way(self._sends, ranks, self._dtype, device, by_blocks)
         self._in = _Way(self._receives, ranks, self._dtype, device, by_blocks)
         self._by_blocks = by_blocks
@@ -216,7 +216,7 @@ class Batch:
         self._digests: Tensor | None = None
 
     def pack(self) -> None:
-        """Makes the buffers; sends nothing."""
+        """Makes the buffers and packs the pieces to send; sends nothing."""
         self._given, self._received = self._out.buffer(), self._in.buffer()
         pieces = self._out.views()
         if pieces:
@@ -229,7 +229,7 @@ class Batch:
             self._given = blocks[self._changed]
 
     def send(self, agreement: Agreement) -> int:
-        """Returns the bytes that this rank sends."""
+        """Sends and receives the messages. Returns the bytes that this rank sends."""
         if not self._by_blocks:
             _exchange(self._received, self._given, self._in.num_bytes, self._out.num_bytes, agreement)
             return self._given.nbytes
@@ -247,7 +247,7 @@ class Batch:
         return self._given.nbytes
 
     def unpack(self) -> None:
-        """Writes what has arrived, and frees the buffers."""
+        """Writes the data that has arrived, and frees the buffers."""
         for src, dst in self._kept:
             dst.view().copy_(src.view().to(self._dtype))
         pieces = self._in.views()
@@ -260,8 +260,8 @@ class Batch:
 
 
 class _Way:
-    """Pieces that go to, or come from, each of ``ranks``, one after the other in one buffer. With blocks,
-    the pieces of a rank begin one, and zeros fill the last one."""
+    """Pieces that go to, or come from, each of ``ranks``, one after the other in one buffer. With blocks, the
+    pieces of a rank begin at a block, and zeros fill its last block."""
 
     def __init__(
         self,
@@ -310,8 +310,8 @@ def _exchange(
 
 
 def _digests_of(blocks: Tensor) -> Tensor:
-    """A number for each row of bytes of ``blocks``. Rows that differ in one word of 8 bytes differ in it;
-    others are equal in it by chance alone, one of 2^60."""
+    """Returns a digest for each row of bytes of ``blocks``. Rows that differ in one word of 8 bytes have
+    different digests; other rows have equal ones only by chance, one of 2^60."""
     multiplier, weights = _factors(blocks.device)
     found = []
     for rows in torch.split(blocks.view(torch.int64), _ROWS_AT_ONCE):
@@ -322,15 +322,15 @@ def _digests_of(blocks: Tensor) -> Tensor:
 
 @functools.cache
 def _factors(device: torch.device) -> tuple[int, Tensor]:
-    """Odd numbers, by which multiplication loses nothing: the same on every rank."""
+    """Returns a multiplier and weights, equal on every rank. They are odd: multiplication loses nothing."""
     generator = random.Random(0)
     multiplier, *weights = (generator.getrandbits(63) * 2 + 1 - 2**63 for _ in range(1 + _BLOCK_BYTES // 8))
     return multiplier, torch.tensor(weights, device=device)
 
 
 def _copy_changed(pieces: list[Tensor], received: list[Tensor], changed: Tensor) -> None:
-    """Copies those elements of ``received``, which lie one after the other in blocks, into ``pieces`` whose
-    block is ``changed``."""
+    """Copies ``received``, whose elements lie one after the other in blocks, into ``pieces``, where the block
+    is ``changed``."""
     per_block = _BLOCK_BYTES // received[0].element_size()
     sizes = torch.tensor([piece.numel() for piece in pieces], device="cpu")
     ends = sizes.cumsum(0)

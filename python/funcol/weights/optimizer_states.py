@@ -1,4 +1,4 @@
-"""State dicts of optimizers with whole tensors: out of a sharded model's optimizer to one rank, and back.
+"""State dicts of optimizers with full tensors: out of a sharded model's optimizer to one rank, and back.
 
 The form is that of ``torch.distributed.checkpoint.state_dict``: states and groups by the parameters' names.
 """
@@ -32,12 +32,12 @@ def full_optimizer_state_dict(
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """The states of ``optimizer``, which has the parameters of ``model``, with whole tensors on global rank
-    ``to``; an empty dict on the others. With ``to=None`` every rank gets it.
+    """Returns the states of ``optimizer``, of the parameters of ``model``, with full tensors on global rank
+    ``to``, an empty dict on the others. With ``to=None`` every rank gets it.
 
-    All ranks call it alike. The tensors are streamed, as those of a model are (:func:`funcol.full_tensors`,
-    which has the other arguments and the errors); their names are those of the parameter and of the state,
-    ``"up.weight.exp_avg"``. States that are missing are made, as PyTorch makes them.
+    All ranks must make the same call. The tensors are streamed like those of a model, by
+    :func:`funcol.full_tensors`, which has the other arguments and the errors; their names are those of the
+    parameter and of the state, ``"up.weight.exp_avg"``. Missing states are created, as in PyTorch.
 
     PyTorch counterpart: ``get_optimizer_state_dict`` with ``full_state_dict=True``.
     """
@@ -79,13 +79,14 @@ def load_full_optimizer_state_dict(
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> None:
-    """Copies the states that global rank ``src`` has, with whole tensors, into ``optimizer``, which has the
-    parameters of ``model``: each rank receives its shards alone. Groups get the options that they have there.
+    """Copies the states that global rank ``src`` has, with full tensors, into ``optimizer``, which has the
+    parameters of ``model``: each rank receives only its shards, and groups the options of ``src``.
 
-    All ranks call it alike; ``state`` counts on ``src``: what :func:`funcol.full_optimizer_state_dict` or
-    PyTorch's ``get_optimizer_state_dict`` with ``full_state_dict=True`` gave. The other arguments and the
-    errors are those of :func:`funcol.load_full_state_dict`. ``ValueError``, too: a parameter is in no group
-    of ``state``. ``TypeError``: an option of a group is no number, text, or sequence of these.
+    All ranks must make the same call. ``state`` is read on ``src`` only: the result of
+    :func:`funcol.full_optimizer_state_dict` or of PyTorch's ``get_optimizer_state_dict`` with
+    ``full_state_dict=True``. The other arguments and the errors are those of
+    :func:`funcol.load_full_state_dict`. Also raises ``ValueError`` if a parameter is in no group of
+    ``state``, and ``TypeError`` if an option of a group is not a number, text, or a sequence of these.
 
     PyTorch counterpart: ``set_optimizer_state_dict`` with ``full_state_dict=True,
     broadcast_from_rank0=True``.
@@ -128,7 +129,7 @@ def load_full_optimizer_state_dict(
 
 
 def _name_of(parameter: str, key: str) -> str:
-    """The name, in a stream, of the tensor ``key`` in the state of ``parameter``."""
+    """Returns the name, in a stream, of the tensor ``key`` in the state of ``parameter``."""
     return f"{parameter}.{key}"
 
 
@@ -142,7 +143,7 @@ def _tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The states that are no tensors."""
+    """Returns the states that are not tensors."""
     return {
         parameter: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
         for parameter, values in state["state"].items()
@@ -150,7 +151,7 @@ def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _group(options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` as JSON has values."""
+    """Returns ``options`` as JSON can represent them. Raises TypeError if it cannot."""
     found = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in options.items()}
     for key, value in found.items():
         try:
@@ -164,7 +165,7 @@ def _group(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as(value: Any, ours: Any) -> Any:
-    """``value``, of which JSON has kept no type, as our value is."""
+    """Converts ``value``, whose type JSON has not kept, to the type of ``ours``."""
     if isinstance(ours, Tensor):
         return torch.tensor(value, dtype=ours.dtype, device=ours.device)
     return tuple(value) if isinstance(ours, tuple) else value

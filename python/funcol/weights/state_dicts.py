@@ -1,4 +1,4 @@
-"""State dicts of whole tensors: out of a sharded model to one rank, and from one rank into it."""
+"""State dicts of full tensors: out of a sharded model to one rank, and from one rank into it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loading import IncompatibleKeys, load
 
 
 def check_module(op: str, model: Any) -> None:
-    """``TypeError`` if ``model`` is no module."""
+    """Raises TypeError if ``model`` is not a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"funcol::{op}: the model is a {type(model).__name__}, expected a torch.nn.Module. For a mapping "
@@ -37,13 +37,13 @@ def full_state_dict(
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """``model.state_dict()`` with whole tensors, on global rank ``to``; an empty dict on the others. With
-    ``to=None`` every rank gets it.
+    """Returns ``model.state_dict()`` with full tensors on global rank ``to``, an empty dict on the others.
+    With ``to=None`` every rank gets it.
 
-    All ranks call it alike. The tensors are streamed (:func:`full_tensors`, which has the other arguments
-    and the errors): with ``device="cpu"`` a device holds two buckets at a time, and not the whole model.
-    They share no memory with the model; tied ones are one tensor. Entries that are no tensors stay as they
-    are, under their own names.
+    All ranks must make the same call. The tensors are streamed by :func:`full_tensors`, which has the other
+    arguments and the errors: with ``device="cpu"`` a device holds two buckets at a time, not the full model.
+    They share no memory with the model; tied tensors are one tensor. Entries other than tensors are
+    unchanged, under their own names.
 
     PyTorch counterpart: ``get_model_state_dict`` with ``full_state_dict=True``.
     """
@@ -74,8 +74,8 @@ def full_state_dict(
 def own_wholes(
     named: Callable[[], Mapping[str, Tensor]], names: ByName[Named | None] | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Returns the tensors that :func:`funcol.full_tensors` gives this rank of ``named()``, in memory of their
-    own. Those that are the same tensor of the model stay one."""
+    """Returns the tensors that :func:`funcol.full_tensors` yields on this rank for ``named()``, in memory of
+    their own. Results that are the same tensor of the model remain one tensor."""
     memory: set[int] = set()
 
     def read() -> Mapping[str, Tensor]:
@@ -109,34 +109,34 @@ def load_full_state_dict(
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> IncompatibleKeys:
-    """Copies whole tensors, which global rank ``src`` has, into the parameters and buffers of ``model``: each
-    rank receives its shards alone.
+    """Copies full tensors, which global rank ``src`` has, into the parameters and buffers of ``model``: each
+    rank receives only its shards.
 
-    All ranks of ``group`` (default: the world) call it alike; ``tensors`` counts on ``src``: a mapping, which
-    may read each tensor when it is asked for it, or pairs of names and tensors, which are read and loaded in
-    their own order, a bucket at a time. ``names``: a mapping or function from names of the model to those
-    that ``src`` has, or to a :class:`funcol.weights.Cat` or :class:`~funcol.weights.Stack` of several of
-    them; what a mapping does not have keeps its name. With ``strict=False`` names that are
-    missing keep their values, and names that the model does not have are left alone; both are returned, on
-    all ranks.
+    All ranks of ``group`` (default: the world) must make the same call. On ``src``, ``tensors`` is a mapping,
+    which may read each tensor on access, or pairs of names and tensors, which are read and loaded in their
+    own order, a bucket at a time; other ranks may pass ``None``. ``names``: a mapping or function from names
+    of the model to those that ``src`` has, or to a :class:`funcol.weights.Cat` or
+    :class:`~funcol.weights.Stack` of several of them; a name that a mapping lacks is kept. With
+    ``strict=False`` tensors whose names are missing keep their values, and names that the model does not have
+    are ignored; both are returned, on all ranks.
 
-    Sharded DTensors, on any mesh, are values of a ``dict`` on the ranks of their mesh. They go straight from
-    their shards into those of the model: no rank has a full tensor. If ``src`` has a whole tensor of a name,
-    that is taken.
+    Sharded DTensors, on any mesh, are values of a ``dict`` on the ranks of their mesh. Their shards go
+    straight into those of the model: no rank has a full tensor. If ``src`` has a full tensor of that name, it
+    is loaded instead.
 
-    Tensors may have any dtype and device, and replicated DTensors count as whole ones; they get dtype and
-    device of the model, whose tensors on the meta device get memory. Consecutive ones of ``bucket_bytes`` go
-    together, by one all_to_all for each dtype and mesh, while the bucket before is copied. Tied tensors are
-    sent once; ``src`` sends to all replicas, those on other submeshes included. Stages of a pipeline load
-    from ranks of their own: ranks that share neither a mesh nor ``src`` need not agree. ``progress``: ``src``
-    shows on its terminal how many tensors are sent, and how long the rest takes.
+    Tensors may have any dtype and device, and replicated DTensors count as full tensors; they get the dtype
+    and device of the model, whose tensors on the meta device are allocated. Consecutive tensors of
+    ``bucket_bytes`` go together, by one all_to_all for each dtype and mesh, while the previous bucket is
+    copied. Tied tensors are sent once; ``src`` sends to all replicas, including those on other submeshes.
+    Stages of a pipeline load from ranks of their own: ranks that share neither a mesh nor ``src`` need not
+    agree. ``progress``: ``src`` shows on its terminal how many tensors are sent, and how long the rest takes.
 
-    ``ValueError`` on all ranks, before the first byte: their models differ in names, shapes, dtypes,
-    placements, meshes or options, or the ranks of a mesh in the shards that they give; ``src`` is not part of
-    a tensor's mesh; a parameter is partial.
-    ``ValueError`` on ``src``: a name of a mapping is missing or unknown, or a tensor of a ``dict`` has a
-    wrong shape, before anything is sent; of other sources, before the bucket is sent, with the names that are
-    loaded already. ``RuntimeError`` on the others: it says which rank gave up, and why.
+    Raises ``ValueError`` on all ranks, before the first byte is sent, if their models differ in names,
+    shapes, dtypes, placements, meshes or options, if the ranks of a mesh differ in the shards that they give,
+    if ``src`` is not part of a tensor's mesh, or if a parameter is partial. Raises ``ValueError`` on ``src``
+    if a name of a mapping is missing or unknown, or a tensor of a ``dict`` has a wrong shape, before anything
+    is sent; for other sources, before the bucket is sent, with the names that are loaded already. Raises
+    ``RuntimeError`` on the others, with the rank that failed and its reason.
 
     PyTorch counterpart: ``set_model_state_dict`` with ``full_state_dict=True, broadcast_from_rank0=True``.
     """
@@ -162,7 +162,7 @@ def load_full_state_dict(
 
 
 def _materialize(model: nn.Module) -> None:
-    """Gives memory to tensors of ``model`` on the meta device."""
+    """Allocates the tensors of ``model`` that are on the meta device."""
     held = [*model.parameters(), *model.buffers()]
     if not any(tensor.is_meta for tensor in held):
         return

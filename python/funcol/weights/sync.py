@@ -1,4 +1,4 @@
-"""Weights of a trainer, moved to the layouts of an engine again and again: messages are planned once."""
+"""Repeated moves of a trainer's weights to the layouts of an engine; messages are planned once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WeightSync:
     """Moves the weights of ``source`` into those of ``destination``: from a trainer to an engine whose
     meshes, ranks, layouts, dtypes and names are its own.
 
-    The messages are planned once, here; every :meth:`sync` sends them: each element once to each rank that
+    The constructor plans the messages; every :meth:`sync` sends them: each element once to each rank that
     wants it and does not have it, straight from shard to shard. No rank makes a full tensor::
 
         sync = funcol.WeightSync(trainer_model, engine_model, names={"lm_head": "head.weight"})
@@ -37,28 +37,28 @@ class WeightSync:
             train(step)
             sync()
 
-    All ranks of ``group`` (default: the world) call it alike, here and in every :meth:`sync`. Each passes
-    what it has: a module or a mapping of names to DTensors and plain tensors, ``None`` for a side that it is
-    not part of. A rank may have one side, both or none. A plain tensor is a replica. Where ranks have a name
-    on meshes of their own, as the replicas of an engine do, each mesh gets the tensor. The tensors are those
-    that a module or mapping has now, and are written in place; make another ``WeightSync`` if they are
-    replaced.
+    All ranks of ``group`` (default: the world) must make the same calls, of the constructor and of
+    :meth:`sync`. Each passes what it has: a module or a mapping of names to DTensors and plain tensors,
+    ``None`` for a side that it is not part of. A rank may have one side, both or none. A plain tensor is a
+    replica. If ranks have a name on meshes of their own, as the replicas of an engine do, each mesh gets the
+    tensor. The tensors are those of the module or mapping at construction, and are written in place; make
+    another ``WeightSync`` if they are replaced.
 
-    ``names``: a mapping or function from names of the destination to those of the source; what a mapping does
-    not have keeps its name, and what it maps to ``None`` is left out. So are tensors of the source that no
-    name of the destination stands for. Parts of a fused tensor of the destination are given as views of it.
-    ``dtype``: in which tensors of floating-point numbers travel, or a mapping or function from names of the
-    source to it; by default the smaller one of both ends. Senders cast. ``max_bytes`` bounds what a rank
-    sends and receives at once, but for a tensor that has more.
+    ``names``: a mapping or function from names of the destination to those of the source. A name that a
+    mapping lacks is kept, and a name mapped to ``None`` is left out, as are tensors of the source to which no
+    name is mapped. Parts of a fused tensor of the destination are given as views of it. ``dtype``: the dtype
+    in which floating-point tensors travel, or a mapping or function from names of the source to it (default:
+    the smaller dtype of both ends). Senders cast. ``max_bytes`` bounds the bytes that a rank sends and
+    receives at once, except for a tensor that has more.
 
-    ``changed_only``: only blocks of 1 KiB whose bytes changed since the last call are sent, and receivers
-    keep the rest as it is. Senders remember a digest of 8 bytes for each block. The first call, and a call
-    after one that failed, sends all.
+    ``changed_only``: only blocks of 1 KiB whose bytes changed since the last call are sent; receivers keep
+    the rest. Senders keep a digest of 8 bytes for each block. The first call, and a call after a failed one,
+    sends all blocks.
 
-    ``ValueError`` on all ranks, before the first byte: ranks of a mesh differ in names, shapes, dtypes,
-    placements or meshes, or any ranks in options; a name is missing in the source, has another shape there,
-    or is partial. ``RuntimeError``: another rank failed; the message has its reason. ``TypeError``: a value
-    is no tensor.
+    Raises ``ValueError`` on all ranks, before the first byte is sent, if ranks of a mesh differ in names,
+    shapes, dtypes, placements or meshes, if any ranks differ in options, or if a name is missing in the
+    source, has another shape there, or is partial. Raises ``RuntimeError`` if another rank failed, with its
+    reason, and ``TypeError`` if a value is not a tensor.
     """
 
     _op = "WeightSync"  # in errors
@@ -92,8 +92,8 @@ class WeightSync:
     def sync(self) -> int:
         """Moves the weights as they are now. Returns the bytes of weights that this rank has sent to others.
 
-        All ranks call it alike. ``RuntimeError``: another rank failed, which the message names. Some of the
-        destination has new values then, and the next call sends all.
+        All ranks must call it. Raises ``RuntimeError`` if another rank failed, which the message names. Parts
+        of the destination then have new values, and the next call sends all blocks.
         """
         num_sent = 0
         with torch.inference_mode(mode=False), torch.no_grad(), Agreement(self._op, self._group) as agreement:
@@ -174,7 +174,7 @@ class _Plan:
         self._check()
 
     def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_Look, list[Place]]]:
-        """By name: the tensor, and the meshes that have it."""
+        """Returns, by name, the tensor and the meshes that have it."""
         for part in sets_that_agree(manifests):
             compare({rank: manifests[rank] for rank in part}, self._op)
         found: dict[str, tuple[_Look, list[Place]]] = {}
@@ -218,7 +218,7 @@ class _Plan:
                     )
 
     def batches(self, max_bytes: int) -> list[Batch]:
-        """The same batches on every rank, with the messages of this one."""
+        """Returns the same batches on every rank, with the messages of this rank."""
         rank = self._agreement.own_rank
         batches: list[Batch] = []
         last: dict[torch.dtype, Batch] = {}

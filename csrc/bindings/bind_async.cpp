@@ -253,7 +253,7 @@ template <KeywordFunction* original>
 void wrap_method(const char* name) {
   const auto object = descriptor(name);
   TORCH_CHECK(Py_IS_TYPE(object.ptr(), &PyMethodDescr_Type), "funcol: torch.Tensor.", name,
-              " is no method descriptor in this PyTorch.");
+              " is not a method descriptor in this PyTorch.");
   auto* method = reinterpret_cast<PyMethodDescrObject*>(object.ptr())->d_method;  // NOLINT
   TORCH_CHECK((method->ml_flags & METH_KEYWORDS) != 0, "funcol: torch.Tensor.", name,
               " takes no keywords in this PyTorch.");
@@ -267,7 +267,7 @@ void replace_methods() {
   wrap_method<&original_new_tensor>("new_tensor");
   const auto data = descriptor("data");
   TORCH_CHECK(Py_IS_TYPE(data.ptr(), &PyGetSetDescr_Type),
-              "funcol: torch.Tensor.data is no property in this PyTorch.");
+              "funcol: torch.Tensor.data is not a property in this PyTorch.");
   auto* property = reinterpret_cast<PyGetSetDescrObject*>(data.ptr())->d_getset;  // NOLINT
   original_set_data = property->set;
   property->set = settled_set_data;

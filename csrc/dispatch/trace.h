@@ -136,7 +136,7 @@ class Program {
   };
   struct Operand {
     uint16_t place;  // among the arguments
-    bool is_last;    // no later step reads the value, and it is no output
+    bool is_last;    // no later step reads the value, and it is not an output
     ValueId value;
   };
   struct Move {

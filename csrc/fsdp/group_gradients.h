@@ -53,7 +53,7 @@ int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
 // null if the dtypes differ, a parameter is offloaded, or accumulates() is false.
 py::object gradient_type(const Params& params);
 
-// Returns false if a parameter has a gradient that is no DTensor.
+// Returns false if a parameter has a gradient that is not a DTensor.
 bool accumulates(const Params& params);
 
 // Returns the dtype of the reduction if the group has none: the dtype in which the gradients accumulate.

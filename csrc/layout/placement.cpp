@@ -21,7 +21,7 @@ std::string_view trimmed(std::string_view text) {
 [[noreturn]] void refuse_word(std::string_view word) {
   throw std::invalid_argument(
       "'" + std::string(word) +
-      "' is no placement. Write R, S(dim), _S(dim, split_factor) or P(op), separated by "
+      "' is not a placement. Write R, S(dim), _S(dim, split_factor) or P(op), separated by "
       "commas, one for each mesh axis: \"S0,R\".");
 }
 
@@ -122,8 +122,8 @@ PartialOp partial_op(std::string_view name) {
     }
     names += (names.empty() ? "" : ", ") + std::string(kPartialOps.at(i));
   }
-  throw std::invalid_argument("Partial: '" + std::string(name) + "' is no reduction. There are " + names +
-                              ".");
+  throw std::invalid_argument("Partial: '" + std::string(name) + "' is not a reduction. Expected one of " +
+                              names + ".");
 }
 
 std::string to_string(const Placement& placement) {

@@ -182,9 +182,9 @@ State Space::state(const Layout& layout) const {
       }
     } else {
       if (placement.is_norm()) {
-        throw std::invalid_argument("plan_redistribution: " + to_string(placement) + " of mesh axis " +
-                                    mesh_.name(axis_.at(slot)) +
-                                    " is no sum of what the ranks hold. Reduce it before by its own rule.");
+        throw std::invalid_argument(
+            "plan_redistribution: " + to_string(placement) + " of mesh axis " + mesh_.name(axis_.at(slot)) +
+            " is not a sum of what the ranks hold. Reduce it before by its own rule.");
       }
       state.place.at(slot) = placement.is_partial() ? State::of(placement.op) : State::kReplicate;
     }

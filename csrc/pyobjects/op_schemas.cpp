@@ -273,7 +273,7 @@ const Operator& to_operator(py::handle op_overload) {
   const auto name = torch::jit::parseName(op_overload.attr("name")().cast<std::string>());
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
   TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kPropagateOpSharding, ": ", name.name,
-                    " is no operator of PyTorch.");
+                    " is not an operator of PyTorch.");
   Py_INCREF(op_overload.ptr());  // its address is the key
   auto op = describe(*handle);
   op->hash = PyObject_Hash(op_overload.ptr());

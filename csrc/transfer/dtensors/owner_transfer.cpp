@@ -39,7 +39,7 @@ class OneMesh {
 
   bool owns(int64_t owner) const {
     TORCH_CHECK_VALUE(owner >= 0 && owner < known_->mesh.num_ranks(), "funcol::", kRedistributeMany,
-                      ": Owned(", owner, ") is no rank of the mesh, which has ", known_->mesh.num_ranks(),
+                      ": Owned(", owner, ") is not a rank of the mesh, which has ", known_->mesh.num_ranks(),
                       ". Pass the number of a rank in the mesh, counted along its last axis first.");
     return owner == own_;
   }

@@ -75,7 +75,7 @@ ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
 
 // Returns the transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and
 // `order`, a shard order or None. Raises ValueError for placements that the tensor cannot have, and if there
-// is no plan.
+// is not a plan.
 RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
                                  py::handle placements, py::handle order, const MakeProgram& make);
 

@@ -121,7 +121,7 @@ def _content(data: bytes) -> Any:
     except RecursionError:
         raise TraceError(f"its JSON is nested too deeply. {_WRITERS}") from None
     except ValueError as error:  # no UTF-8, no JSON, too many digits
-        raise TraceError(f"this is no JSON: {error}.") from None
+        raise TraceError(f"this is not valid JSON: {error}.") from None
 
 
 # Values

@@ -162,8 +162,8 @@ class LocalMap:
         """Raises ValueError unless placements are stated for each of ``flat``, which are full tensors."""
         if self.inputs is None:
             raise ValueError(
-                f"funcol.apply_local_map: {self.name} is traced with tensors that are no DTensors and has no "
-                "in_placements. State where each argument is to live."
+                f"funcol.apply_local_map: {self.name} is traced with tensors that are not DTensors and has "
+                "no in_placements. State where each argument is to live."
             )
         self._check_arguments(flat)
         for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
@@ -220,7 +220,7 @@ class LocalMap:
             if not isinstance(arg, Tensor) and placements is not None:
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: argument {i} is a {type(arg).__name__}, but "
-                    f"in_placements has {list(placements)} for it. State None for what is no tensor."
+                    f"in_placements has {list(placements)} for it. State None for other values than tensors."
                 )
 
     def _signature(self, specs: Sequence[DTensorSpec | None]) -> Signature:
@@ -366,7 +366,8 @@ class LocalMap:
         if self.outputs[i] is not None:
             raise ValueError(
                 f"funcol.apply_local_map: {self.name}: result {i} is a {type(value).__name__}, but "
-                f"out_placements has {list(self.outputs[i] or ())} for it. State None for what is no tensor."
+                f"out_placements has {list(self.outputs[i] or ())} for it. State None for other values "
+                "than tensors."
             )
         return value
 

@@ -62,7 +62,7 @@ class Region(NamedTuple):
         since a graph may come from a file."""
         if not _is_packed(packed):
             raise ValueError(
-                f"funcol.local_map_hop: {_short(packed)} is no region. Pass what a traced call of "
+                f"funcol.local_map_hop: {_short(packed)} is not a region. Pass what a traced call of "
                 "apply_local_map has in its node."
             )
         name, are_whole, mesh, inputs, outputs, sizes = packed
@@ -148,7 +148,7 @@ def placements_of(text: str | None) -> Placements | None:
     found = list(_WORD.finditer(text))
     if "".join(match.group() for match in found) != text:
         raise ValueError(
-            f"funcol.local_map_hop: {_short(text)} are no placements. Write them as in 'S(0)RP(sum)'."
+            f"funcol.local_map_hop: {_short(text)} are not placements. Write them as in 'S(0)RP(sum)'."
         )
     return tuple(map(_placement, found))
 

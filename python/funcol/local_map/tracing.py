@@ -156,7 +156,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
         return _call_node(local_map, call, flat, placements, mesh, False, labels)
     if mesh is None:
         raise ValueError(
-            f"funcol.apply_local_map: {local_map.name} is traced with tensors that are no DTensors, "
+            f"funcol.apply_local_map: {local_map.name} is traced with tensors that are not DTensors, "
             "which stand for whole ones. Pass device_mesh, or trace under `with mesh:`."
         )
     local_map.check_whole(flat, mesh)

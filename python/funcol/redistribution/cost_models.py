@@ -74,7 +74,7 @@ class AlphaBeta:
         try:
             content = json.loads(_read(path), object_pairs_hook=_without_twins)
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
-            raise ValueError(f"{what} is no JSON of a cost model: {error}.") from None
+            raise ValueError(f"{what} is not valid JSON of a cost model: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
         if not isinstance(parts["axes"], dict) or not parts["axes"]:
             raise ValueError(

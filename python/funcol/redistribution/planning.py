@@ -229,7 +229,7 @@ def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
         number = number_of(dim.strip(), _MOST_DIMS)
         if not colon or number is None:
             raise ValueError(
-                f"funcol: '{quoted(entry)}' is no shard order. Write a tensor dim and the mesh axes that "
+                f"funcol: '{quoted(entry)}' is not a shard order. Write a tensor dim and the mesh axes that "
                 'cut it, first cut first: "0:tp,dp". Put ";" between dims.'
             )
         cuts = [axis.strip() for axis in axes.split(",")]
@@ -248,7 +248,7 @@ def dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(
-            f"funcol: '{quoted(name)}' is no dtype. Write it as PyTorch does: float32, bfloat16, int64."
+            f"funcol: '{quoted(name)}' is not a dtype. Write it as PyTorch does: float32, bfloat16, int64."
         )
     return dtype
 

@@ -37,8 +37,8 @@ def mesh_sizes(text: str) -> dict[str, int]:
         size = number_of(digits, _MOST_SIZE)
         if not name or size is None or name in sizes:
             raise ValueError(
-                f"funcol: '{quoted(entry.strip())}' in the mesh '{quoted(text)}' is no axis. Write each axis "
-                'once, with its number of ranks: "dp=2,tp=4"; or the numbers alone: "2,4".'
+                f"funcol: '{quoted(entry.strip())}' in the mesh '{quoted(text)}' is not an axis. Write each "
+                'axis once, with its number of ranks: "dp=2,tp=4"; or the numbers alone: "2,4".'
             )
         sizes[name] = size
     return sizes
@@ -52,7 +52,7 @@ def rank_numbers(text: str, most: int) -> list[int]:
         first, last = ends[0], ends[-1]
         if len(ends) > 2 or first is None or last is None or first > last:
             raise ValueError(
-                f'"{quoted(entry)}" is no rank: write numbers and ranges that count up, 0-3,8, '
+                f'"{quoted(entry)}" is not a rank: write numbers and ranges that count up, 0-3,8, '
                 f"to {MOST_RANK} at most"
             )
         if len(ranks) + last + 1 - first > most:
@@ -77,7 +77,7 @@ def shape_of(text: str) -> list[int]:
         size = number_of(digits, MOST_ELEMENTS)
         if size is None:
             raise ValueError(
-                f'"{quoted(text)}" is no shape: write sizes with an x or a comma between them, 1024x4096, '
+                f'"{quoted(text)}" is not a shape: write sizes with an x or a comma between them, 1024x4096, '
                 "2^48 elements at most"
             )
         sizes.append(size)
@@ -112,7 +112,7 @@ def bytes_of(text: str) -> int:
     """Reads a number of bytes."""
     number = number_of(text, MOST_BYTES)
     if number is None:
-        raise ValueError(f'"{quoted(text)}" is no number of bytes: write one from 0 to {MOST_BYTES}')
+        raise ValueError(f'"{quoted(text)}" is not a number of bytes: write one from 0 to {MOST_BYTES}')
     return number
 
 

@@ -102,7 +102,7 @@ class UnreadablePlacements : public ::testing::TestWithParam<Unreadable> {};
 TEST_P(UnreadablePlacements, AreRefusedByTheirWord) {
   EXPECT_TRUE(test::refuses(
       [] { parse_placements(GetParam().text); },
-      {"'" + GetParam().word + "' is no placement", "Write R, S(dim)", "one for each mesh axis"}));
+      {"'" + GetParam().word + "' is not a placement", "Write R, S(dim)", "one for each mesh axis"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Words, UnreadablePlacements,
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Words, UnreadablePlacements,
 
 TEST(Placements, WithAnUnknownReductionAreRefusedWithTheOnesThereAre) {
   EXPECT_TRUE(test::refuses([] { parse_placements("S0,P(mean)"); },
-                            {"'mean' is no reduction", "sum, avg, min, max, product, band, bor, bxor"}));
+                            {"'mean' is not a reduction", "sum, avg, min, max, product, band, bor, bxor"}));
 }
 
 class PairOfReductions : public ::testing::TestWithParam<std::tuple<PartialOp, PartialOp>> {};

@@ -44,7 +44,7 @@ def error_of(call: Callable[[], object]) -> str:
     return "no error"
 
 
-# Ends. Each takes this rank's part in the change; False on a rank that is no member of the new group.
+# Ends. Each takes this rank's part in the change; False on a rank that is not a member of the new group.
 
 END = Callable[[dist.Store, int, int], bool]
 reconfigurations = iter(range(1, 100))

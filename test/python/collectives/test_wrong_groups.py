@@ -228,7 +228,7 @@ def test_each_coalesced_function_refuses_mixed_dtypes_of_inputs_that_need_a_grad
     run_ranks(refuses_mixed_list, NUM_RANKS, function, "dtypes", True, timeout=TIMEOUT_S)
 
 
-# Inputs that are no tensors
+# Inputs that are not tensors
 
 NO_TENSORS = {"text": "x", "list": [1.0], "nothing": None, "number": 1.0}
 

@@ -131,10 +131,10 @@ ZIPPED = gzip.compress(GOOD)
     ("content", "fault"),
     [
         (b"", "it is empty"),
-        (GOOD[:-9], "is no JSON"),
-        (b"\xff\xfe\xfa", "is no JSON"),
-        (GOOD.replace(b"mm", b"\xff"), "is no JSON: 'utf-8' codec"),
-        (GOOD.replace(b"1000", b"9" * 5000), "is no JSON: Exceeds the limit"),
+        (GOOD[:-9], "is not valid JSON"),
+        (b"\xff\xfe\xfa", "is not valid JSON"),
+        (GOOD.replace(b"mm", b"\xff"), "is not valid JSON: 'utf-8' codec"),
+        (GOOD.replace(b"1000", b"9" * 5000), "is not valid JSON: Exceeds the limit"),
         (b"[" * 100_000, "its JSON is nested too deeply"),
         (b'{"traceEvents":' + b"[" * 100_000, "its JSON is nested too deeply"),
         (b"null", "no list 'traceEvents'"),
@@ -188,7 +188,7 @@ def test_a_file_without_an_end_is_read_to_the_limit(capsys: pytest.CaptureFixtur
 def test_a_limit_that_is_no_number_of_bytes_is_refused(
     capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
-    assert "is no number of bytes" in refusal(capsys, "trace", "t.json", f"--max-bytes={limit}")
+    assert "is not a number of bytes" in refusal(capsys, "trace", "t.json", f"--max-bytes={limit}")
 
 
 @pytest.mark.parametrize("name", ["folder.png", "missing/t.png", "t.unknown", "\0.png"])

@@ -62,7 +62,7 @@ def test_reductions_have_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
         (("--mesh", "dp=2", "--ranks", "0,1", "R", "R"), "--ranks and --to-ranks are for plans between"),
         (("--mesh", "dp=2", "--to-mesh", "tp=2", "--to-ranks", "4", "R", "R"), "1 ranks for 2 coordinates"),
         (("--mesh", "dp=2", "--to-mesh", "tp=2", "--to-ranks", "4,4", "R", "R"), "lists a rank twice"),
-        (("--mesh", "dp=2", "--to-mesh", "tp=2", "--to-ranks", "a", "R", "R"), "is no rank"),
+        (("--mesh", "dp=2", "--to-mesh", "tp=2", "--to-ranks", "a", "R", "R"), "is not a rank"),
         (("--mesh", "dp=2", "--to-mesh", "tp=2", "R", "S5"), "does not have"),
     ],
 )

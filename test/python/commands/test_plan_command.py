@@ -119,12 +119,12 @@ def test_the_command_takes_a_measured_model(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("X,R", "R,R"), "'X' is no placement"),
+        (("X,R", "R,R"), "'X' is not a placement"),
         (("S0,R", "R,R", "--max-bytes", "10"), "max_bytes="),
         (("S0,R", "R,R", "--cost-model", "no such file"), "No such file"),
         (("S0,R", "R,R", "--src-order", "0:cp"), "names the mesh axis 'cp'"),
-        (("S0,R", "R,R", "--shape", "10,20x2"), '"10,20x2" is no shape'),
-        (("S0,R", "R,R", "--mesh", "2,tp=4"), "'2' in the mesh '2,tp=4' is no axis"),
+        (("S0,R", "R,R", "--shape", "10,20x2"), '"10,20x2" is not a shape'),
+        (("S0,R", "R,R", "--mesh", "2,tp=4"), "'2' in the mesh '2,tp=4' is not an axis"),
     ],
 )
 def test_wrong_arguments_of_the_command_end_it_with_the_reason(

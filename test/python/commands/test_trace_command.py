@@ -189,7 +189,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "is no JSON"), ("[]", "no list 'traceEvents'"), ('{"traceEvents": []}', "has neither operators")],
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "no list 'traceEvents'"),
+        ('{"traceEvents": []}', "has neither operators"),
+    ],
 )
 def test_a_file_that_is_no_trace_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str

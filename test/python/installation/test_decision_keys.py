@@ -1,5 +1,5 @@
 """With funcol under DTensor, a call is decided for itself if it differs from one before in an argument that
-is no tensor, in the default dtype, or in a tensor that is given by keyword."""
+is not a tensor, in the default dtype, or in a tensor that is given by keyword."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_it_is_of_pytorchs_type_and_of_ours(rank: int, world: int, case: str) ->
         ours = error_of(wrong.call)
     plain = None if theirs is None else type(theirs)
     assert isinstance(ours, wrong.ours), repr(ours)
-    # An AttributeError is no type to catch: PyTorch 2.11 takes lower() of a reduce op that is None.
+    # An AttributeError is not a type to catch: PyTorch 2.11 takes lower() of a reduce op that is None.
     if plain in (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError):
         assert isinstance(ours, plain), (type(ours).__mro__, plain)
     assert str(ours).startswith("funcol")

@@ -108,7 +108,7 @@ CASES = [
     (kind, place)
     for kind in KINDS
     for place in PLACES
-    # A partial is no method.
+    # A partial is not a method.
     if kind != "functools.partial" or place in ("a collective", "redistribution", "from_local")
 ]
 

@@ -1,4 +1,4 @@
-"""Regions as graphs hold them: what is no region, or no placements, is refused before anything runs."""
+"""Regions as graphs hold them: what is not a region, or not placements, is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_a_region_is_read_as_it_was_packed() -> None:
     ["S", "S(-1)", "S(0)R;import os", "S(99999999999999999999)", "_S(0, 0)", "_S(0,2)", "P()", "R R", "s(0)"],
 )
 def test_text_that_is_no_placements_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"funcol\.local_map_hop: .* are no placements\. Write them as in"):
+    with pytest.raises(ValueError, match=r"funcol\.local_map_hop: .* are not placements\. Write them as in"):
         placements_of(text)
 
 
 def test_long_text_is_refused_in_a_short_message() -> None:
-    with pytest.raises(ValueError, match="are no placements") as refused:
+    with pytest.raises(ValueError, match="are not placements") as refused:
         placements_of("S(" * 100_000)
     assert len(str(refused.value)) < 300
 
@@ -61,7 +61,7 @@ def changed(place: int, value: Any) -> tuple[Any, ...]:
     ],
 )
 def test_what_is_no_region_is_refused(packed: Any) -> None:
-    with pytest.raises(ValueError, match=r"funcol\.local_map_hop: .* is no region\. Pass what"):
+    with pytest.raises(ValueError, match=r"funcol\.local_map_hop: .* is not a region\. Pass what"):
         Region.of(packed)
 
 
@@ -72,5 +72,5 @@ def test_placements_for_another_number_of_axes_are_refused() -> None:
 
 
 def test_the_node_refuses_a_region_that_was_changed() -> None:
-    with pytest.raises(ValueError, match="is no region"):
+    with pytest.raises(ValueError, match="is not a region"):
         funcol.local_map.local_map_hop(lambda x: (x,), changed(2, None), torch.ones(2))

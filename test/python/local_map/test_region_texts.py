@@ -48,5 +48,5 @@ def written_again(text: str) -> str | None:
 
 @pytest.mark.parametrize("text", ["S(007)", "S(٣)", "P(²)", "_S(0, 0)", "S(0", "RX"])
 def test_what_is_nearly_a_placement_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="are no placements"):
+    with pytest.raises(ValueError, match="are not placements"):
         placements_of(text)

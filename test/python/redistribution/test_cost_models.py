@@ -102,15 +102,15 @@ def changed(*keys: str, to: Any = None) -> str:
         ),
         (changed("copy", "gigabytes_per_s", to="fast"), "'gigabytes_per_s' is 'fast', expected a number"),
         (changed("copy", to=3), "'copy' is 3, expected an object with the keys latency_us, gigabytes_per_s"),
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[]", "is [], expected an object with the keys axes, copy"),
-        ("[" * 200_000, "is no JSON of a cost model: maximum recursion depth"),
+        ("[" * 200_000, "is not valid JSON of a cost model: maximum recursion depth"),
         (changed("copy", to=1)[:-1] + ', "copy": 1}', "the key 'copy' is there twice"),
         (changed("axes", "dp", "size", to=10**30), "'size' is 1000000000000000000000000000000, expected"),
         (changed("copy", "latency_us", to=10**400), "'latency_us' is 1000000000"),
         (
             changed("copy", "latency_us", to=int("9" * 4300)).replace("9" * 4300, "9" * 5000),
-            "is no JSON of a",
+            "is not valid JSON of a",
         ),
         (changed("copy", "latency_us", to=float("nan")), "'latency_us' is nan, expected a number"),
         (changed("copy", "latency_us", to=float("inf")), "'latency_us' is inf, expected a number"),
@@ -131,7 +131,9 @@ def test_wrong_files_are_refused_by_the_key(tmp_path: Path, text: str, message: 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(b"\xff\xfe\x80\x04K\x01.")
-    with pytest.raises(ValueError, match=r"AlphaBeta\.load: .* is no JSON of a cost model: 'utf-8' codec"):
+    with pytest.raises(
+        ValueError, match=r"AlphaBeta\.load: .* is not valid JSON of a cost model: 'utf-8' codec"
+    ):
         AlphaBeta.load(path)
 
 

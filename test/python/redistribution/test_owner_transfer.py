@@ -199,7 +199,7 @@ def funcol_partial() -> torch.distributed.tensor.Placement:
 def test_wrong_owners_are_refused(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
-    with pytest.raises(ValueError, match=r"Owned\(2\) is no rank of the mesh, which has 2"):
+    with pytest.raises(ValueError, match=r"Owned\(2\) is not a rank of the mesh, which has 2"):
         redistribute_many([rows], Owned(2))
     with pytest.raises(TypeError, match=r"target 1 is .* others are Owned"):
         redistribute_many([rows, rows], [Owned(0), [Replicate()]])  # type: ignore[list-item]

@@ -134,8 +134,8 @@ def test_a_kind_of_placement_with_rules_of_its_own_is_not_taken_for_its_base() -
     [
         ([3, Replicate()], TypeError, "got a int where a placement belongs"),
         (3, TypeError, "the placements are a int. Expected a list or tuple"),
-        ("S0,X", ValueError, "'X' is no placement"),
-        ("S0,P(middle)", ValueError, "'middle' is no reduction. There are sum, avg"),
+        ("S0,X", ValueError, "'X' is not a placement"),
+        ("S0,P(middle)", ValueError, "'middle' is not a reduction. Expected one of sum, avg"),
         ("S0", ValueError, "1 placements (S(0)) for a mesh of 2 axes"),
         (
             "S2,R",
@@ -144,8 +144,8 @@ def test_a_kind_of_placement_with_rules_of_its_own_is_not_taken_for_its_base() -
         ),
         ("P(sum),P(max)", ValueError, "mix reductions"),
         ("_S(0, 9223372036854775807),R", ValueError, "has a split factor below 1, or above 2^31"),
-        ("_S(0, 99999999999999999999),R", ValueError, "is no placement"),
-        ("S99999999999999999999,R", ValueError, "is no placement"),
+        ("_S(0, 99999999999999999999),R", ValueError, "is not a placement"),
+        ("S99999999999999999999,R", ValueError, "is not a placement"),
     ],
 )
 def test_wrong_placements_are_refused(placements: Any, error: type[Exception], message: str) -> None:
@@ -168,7 +168,7 @@ def test_a_shard_order_of_several_dims_is_read() -> None:
 @pytest.mark.parametrize(
     ("order", "error", "message"),
     [
-        ("tp,dp", ValueError, "'tp,dp' is no shard order. Write a tensor dim"),
+        ("tp,dp", ValueError, "'tp,dp' is not a shard order. Write a tensor dim"),
         ("0:tp,cp", ValueError, "names the mesh axis 'cp'. There are dp, tp."),
         ("0:tp", ValueError, "the shard order lists 1 axes, but 2 of the placements"),
         (((0, (1, 0)), (0, (1, 0))), ValueError, "names tensor dim 0 twice"),
@@ -176,7 +176,7 @@ def test_a_shard_order_of_several_dims_is_read() -> None:
         (((0,),), ValueError, "an entry of the shard order has 1 parts"),
         ((("0", (1, 0)),), TypeError, "the tensor dim of a shard order is a str"),
         (((0, (1, 5)),), ValueError, "mesh axis 5 cuts dim 0"),
-        ("99999999999999999999:tp", ValueError, "is no shard order"),
+        ("99999999999999999999:tp", ValueError, "is not a shard order"),
     ],
 )
 def test_wrong_shard_orders_are_refused(order: Any, error: type[Exception], message: str) -> None:
@@ -198,14 +198,14 @@ def test_all_axes_of_several_ranks_are_taken_together(mesh: str, merged: tuple[i
 @pytest.mark.parametrize(
     ("mesh", "error", "message"),
     [
-        ("dp=2,tp", ValueError, "'tp' in the mesh 'dp=2,tp' is no axis"),
-        ("dp=2,dp=2", ValueError, "'dp=2' in the mesh 'dp=2,dp=2' is no axis. Write each axis once"),
-        ("", ValueError, "'' in the mesh '' is no axis"),
+        ("dp=2,tp", ValueError, "'tp' in the mesh 'dp=2,tp' is not an axis"),
+        ("dp=2,dp=2", ValueError, "'dp=2' in the mesh 'dp=2,dp=2' is not an axis. Write each axis once"),
+        ("", ValueError, "'' in the mesh '' is not an axis"),
         ("dp=0,tp=2", ValueError, "mesh axis 'dp' has size 0"),
         ({"dp": 2.5, "tp": 2}, ValueError, "mesh axis 'dp' has size 2.5"),
         ({3: 2, 4: 2}, ValueError, "mesh axis 3 has size 2, expected a name"),
         ("dp=4294967296,tp=4294967296", ValueError, "has more than 2147483647 ranks"),
-        ("dp=99999999999999999999,tp=2", ValueError, "is no axis"),
+        ("dp=99999999999999999999,tp=2", ValueError, "is not an axis"),
         (7, TypeError, "got a int where a mesh belongs"),
     ],
 )
@@ -226,8 +226,8 @@ def test_dtypes_say_how_many_bytes_an_element_has(dtype: Any, itemsize: int) -> 
         ((4, -1), "float32", ValueError, "the shape is (4, -1), expected sizes of 0 or more"),
         ((10**10, 10**10), "float32", ValueError, "(10000000000, 10000000000), expected 2^48 elements"),
         ((2**63, 0), "float32", ValueError, "expected 2^48 elements at most"),
-        ((4, 4), "float33", ValueError, "'float33' is no dtype"),
-        ((4, 4), "nn", ValueError, "'nn' is no dtype"),
+        ((4, 4), "float33", ValueError, "'float33' is not a dtype"),
+        ((4, 4), "nn", ValueError, "'nn' is not a dtype"),
         ((4, 4), 32, TypeError, "the dtype is a int"),
     ],
 )

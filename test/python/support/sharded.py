@@ -24,7 +24,7 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, axes that cut it, first
 class Layout(NamedTuple):
     """Placements, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor 2), ``Psum``; and a shard order.
 
-    Two more are no words of a user's: ``N2``, a result with a pending norm of order 2; ``M``, a tensor that
+    Two more are not words of a user's: ``N2``, a result with a pending norm of order 2; ``M``, a tensor that
     has masks, whole before they are made and a sum once they are applied.
     """
 
@@ -190,7 +190,7 @@ def whole_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def equals_whole(result: Tensor, whole: Tensor) -> bool:
     """Compares bits. On devices the last ones may differ: NCCL divides by the number of ranks before it adds,
-    which rounds the terms of an average where that is no power of two."""
+    which rounds the terms of an average where that is not a power of two."""
     num_ranks = dist.get_world_size()
     if result.is_cuda and result.is_floating_point() and num_ranks & (num_ranks - 1):
         error = 1000 * torch.finfo(result.dtype).eps

@@ -26,7 +26,7 @@ def make_pending(
 
     ``finish`` is called with the GIL if the Work says that it ``is_over``, else without it.
     """
-    # Results of a collective are no views; aliases of the buffers would be.
+    # Results of a collective are not views; aliases of the buffers would be.
     with torch._C._ExcludeDispatchKeyGuard(VIEW_TRACKING):
         return funcol._C.make_pending(buffers, finish, op, group, is_over)
 

@@ -164,7 +164,7 @@ WRONG_GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...
     "list without this rank": (lambda: [7, 8], ValueError, ("rank ", "[7, 8]")),
     "lists without this rank": (lambda: [[7, 8], [9, 10]], ValueError, ("rank ", "[[7, 8], [9, 10]]")),
     "lists of several sizes": (lambda: [[0, 1], [2]], ValueError, ("[[0, 1], [2]]", "sizes [1, 2]")),
-    "list that is no group": (lambda: [dist.get_rank(), 7], ValueError, ("no process group", "7]")),
+    "list that is not a group": (lambda: [dist.get_rank(), 7], ValueError, ("no process group", "7]")),
     "list with an unknown tag": (lambda: [0, 1], ValueError, ("no process group", "'unheard of'")),
     "mesh of two dims": (
         lambda: init_device_mesh(device_type(), (2, 1)),

@@ -51,7 +51,7 @@ WRONG_IN_PYTORCH = {
     "aten::sum.dim_IntList": Wrong("nanmean", "truths are counted, and their parts are not sums"),
     "aten::threshold": Wrong("nn.functional.threshold", "a threshold with another value keeps no order"),
     "aten::view": Wrong(
-        "unflatten", "several axes cut a dim into shards that are no parts of the dims it becomes"
+        "unflatten", "several axes cut a dim into shards that are not parts of the dims it becomes"
     ),
-    "aten::view_as_real": Wrong("imag", "the parts of a product are no products of parts"),
+    "aten::view_as_real": Wrong("imag", "the parts of a product are not products of parts"),
 }

@@ -30,7 +30,7 @@ struct Operator {
   std::vector<size_t> generators;  // random number generators, mostly one that may be None
   std::vector<std::optional<size_t>>
       argument_of_result;           // the argument that the result is; none: a new tensor
-  bool has_numbers = false;         // some results are no tensors, so the host waits for them
+  bool has_numbers = false;         // some results are not tensors, so the host waits for them
   bool takes_host_tensors = false;  // CPU tensors of any size may stand beside CUDA tensors
   bool computes_in_float = false;   // the CPU gets 16-bit tensors as float
   bool draws = false;               // random numbers, from no generator of its arguments

@@ -38,8 +38,8 @@ struct PackedExchange {
   std::vector<PeerBlock> received = {};  // from the buffer to the new tensor
   std::optional<BoxCopy> kept = {};      // from the tensor to the new one, bypassing the buffers
   std::vector<int64_t> shape_after = {};
-  bool communicates = true;  // whether any rank sends
-  // Whether ranks send and receive in pairs: some ranks of the group take no part and need not call.
+  bool communicates = true;  // true if any rank sends
+  // True if ranks send and receive in pairs. Ranks of the group that take no part need not call then.
   bool in_pairs = false;
   std::string participants = {};  // in pairs: the ranks that take part, as text
   // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, besides

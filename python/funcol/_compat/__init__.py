@@ -208,6 +208,13 @@ def forget_decisions() -> None:
         clear()
 
 
+def num_decisions() -> int:
+    """Returns how many decisions the cache of :func:`forget_decisions` has missed since it was
+    cleared: no fewer than it holds. Returns 0 if there is no cache."""
+    counts = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", None)
+    return 0 if counts is None else int(counts()[1])
+
+
 def has_rules_of_an_axis(propagator: Any) -> bool:
     """Returns true if nearly all operators have rules of one mesh axis. In older PyTorch releases, rules are
     of the whole mesh and follow the placements of the first tensor."""

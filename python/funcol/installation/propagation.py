@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -41,10 +40,6 @@ _RESHAPES = {
 MOST_DECISIONS_IN_PYTORCH = 8192
 
 
-class _ThisThread(threading.local):
-    num_decided = 0
-
-
 class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
@@ -71,7 +66,6 @@ class InstalledPropagator(ShardingPropagator):
         self._remembered_otherwise = functools.lru_cache(maxsize=MOST_DECISIONS_IN_PYTORCH)(
             self._decide_otherwise
         )
-        self._this_thread = _ThisThread()
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:
         self._base.register_sharding_prop_rule(*args, **kwargs)
@@ -92,8 +86,7 @@ class InstalledPropagator(ShardingPropagator):
         _C.forget_call_plans()
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
-        self._this_thread.num_decided += 1
-        if self._this_thread.num_decided % MOST_DECISIONS_IN_PYTORCH == 0:
+        if _compat.num_decisions() >= MOST_DECISIONS_IN_PYTORCH:
             _compat.forget_decisions()
         op = op_schema.op
         op_schema = self._named(op_schema)

@@ -188,7 +188,7 @@ if rank == 0:
     started.wait()
     time.sleep(1)  # for the thread to wait
     if when == "exited":
-        # After the interpreter's end, reads to that of the input, which the peer's data comes before.
+        # Keeps the process after the interpreter's end until its input is closed. The peer sends before that.
         ctypes.CDLL(None).on_exit(ctypes.CDLL(None).getchar, None)
     sys.modules["last"] = types.ModuleType("last")
     sys.modules["last"].last = Last()

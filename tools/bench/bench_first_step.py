@@ -6,15 +6,14 @@ The model is made before the clock starts. Fake ranks: nothing is sent. See docs
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import torch
-from measure import add_outcomes, conclude, describe, each, mark, say
+from runner import Table, each, mark, repeat, run, show
 
 LIMITS = {"eager": 0.2, "aot_eager": 0.5}  # of stock's time
 
@@ -51,35 +50,40 @@ print(json.dumps(times))
 """
 
 
-def first_steps(way: str, side: str, repeat: int) -> list[float]:
+def first_steps(way: str, side: str, num_processes: int) -> list[float]:
     """Milliseconds of CPU time of the first step in each process."""
     program = PROGRAM.format(here=str(Path(__file__).parent))
     command = [sys.executable, "-c", program, way, side]
     return [
         1e3 * json.loads(subprocess.run(command, capture_output=True, check=True).stdout.splitlines()[-1])[0]
-        for _ in each(f"{way}, {side}", list(range(repeat)))
+        for _ in each(f"{way}, {side}", list(range(num_processes)))
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="processes (default %(default)s)")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    found = {
-        way: {side: first_steps(way, side, args.repeat) for side in ("stock", "funcol")} for way in LIMITS
+def bench(num_processes: int) -> dict[str, Any]:
+    return {
+        way: {side: first_steps(way, side, num_processes) for side in ("stock", "funcol")} for way in LIMITS
     }
-    say(f"\nThe first step, in ms of CPU time, median (best) of {args.repeat} fresh processes")
-    for way, limit in LIMITS.items():
+
+
+def print_steps(found: dict[str, Any]) -> None:
+    def row(way: str) -> list[str]:
         stock, ours = (found[way][side] for side in ("stock", "funcol"))
         ratio = statistics.median(ours) / statistics.median(stock)
-        say(
-            f"{way:<12}stock {statistics.median(stock):8.1f} ({min(stock):.1f})   "
-            f"funcol {statistics.median(ours):8.1f} ({min(ours):.1f})   {ratio:.2f}; "
-            f"limit {limit} {mark(ratio <= limit)}"
-        )
-    conclude({**describe(torch.device("cpu")), "first_steps": found}, args)
+        times = [f"{statistics.median(times):.0f} ({min(times):.0f})" for times in (stock, ours)]
+        return [way, *times, f"{ratio:.2f}", f"{LIMITS[way]} {mark(ratio <= LIMITS[way])}"]
+
+    show(
+        "The first step in ms of CPU time, median (best) of fresh processes",
+        "{:<12}{:>16}{:>16}{:>8}   {}",
+        ("", "stock", "funcol", "ratio", "limit"),
+        map(row, LIMITS),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        [Table("first_steps", lambda args: bench(args.repeat), print_steps)],
+        repeat(5, "processes"),
+    )

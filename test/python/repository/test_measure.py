@@ -1,12 +1,22 @@
-"""Statistics that the benchmarks compute from measured times."""
+"""Imports of the benchmarks, and the statistics that they compute from measured times."""
 
 from __future__ import annotations
 
+import importlib
 import math
+from pathlib import Path
 
 import pytest
+import runner
 from measure import Case, Overhead, call_record
 from runner import mark
+
+PROGRAMS = sorted(path.stem for path in Path(runner.__file__).parent.glob("bench_*.py"))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_benchmark_finds_what_it_imports(name: str) -> None:
+    assert importlib.import_module(name).__doc__
 
 
 def test_an_overhead_is_the_median_of_the_rounds() -> None:

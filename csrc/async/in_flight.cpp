@@ -70,7 +70,7 @@ class UnwaitedList final : public ForkSafe<UnwaitedList> {
 
  private:
   friend class ForkSafe<UnwaitedList>;
-  void begin_anew() {
+  void reset_in_child() {
     first_ = nullptr;
     num_dropped_.clear();
   }
@@ -104,7 +104,7 @@ std::vector<UnwaitedWork> unwaited_works() { return UnwaitedList::instance().wor
 
 std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }
 
-void let_unwaited_finish(std::chrono::milliseconds patience) {
+void wait_for_unwaited(std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
   auto works = unwaited_works();
   size_t num_running = ~size_t{0};
@@ -131,7 +131,7 @@ namespace {
 using Work = c10d::Work;
 
 // A collective whose Work PyTorch's registry keeps, until it is waited for.
-struct Registered {
+struct RegisteredCollective {
   InFlight what;
   c10::weak_intrusive_ptr<Work> work{c10::intrusive_ptr<Work>()};
   // The registry's keys. Their addresses are not reused while something refers to them.
@@ -147,8 +147,8 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
  public:
   // Adds `registered`. Drops two earlier collectives if their Works are gone, so that the list is about as
   // long as the number of collectives in it that still run.
-  void add(Registered registered) {
-    std::array<Registered, 2> gone;  // destroyed outside the lock
+  void add(RegisteredCollective registered) {
+    std::array<RegisteredCollective, 2> gone;  // destroyed outside the lock
     const std::scoped_lock lock(mutex_);
     for (auto& first : gone) {
       if (!list_.empty()) {
@@ -170,16 +170,16 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
     return found == list_.rend() ? std::nullopt : std::optional(found->what);
   }
 
-  std::vector<Registered> all() {
+  std::vector<RegisteredCollective> all() {
     const std::scoped_lock lock(mutex_);
     return {list_.begin(), list_.end()};
   }
 
  private:
   friend class ForkSafe<RegisteredList>;
-  void begin_anew() { leak(list_); }
+  void reset_in_child() { leak(list_); }
 
-  std::deque<Registered> list_;
+  std::deque<RegisteredCollective> list_;
 };
 
 // Visits every collective with its Work, which is null for dropped collectives.
@@ -198,17 +198,17 @@ void visit_all(const Visit& visit) {
   }
 }
 
-std::vector<InFlight> in_flight_but(const UnwaitedEntry* own, AskWorks asked) {
-  std::optional<AskingDevices> asking;
-  if (asked == AskWorks::kAll) {
-    asking.emplace();
+std::vector<InFlight> in_flight_except(const UnwaitedEntry* own, QueriedWorks queried) {
+  std::optional<CaptureSafeQuery> query;
+  if (queried == QueriedWorks::kAll) {
+    query.emplace();
     sweep_orphans();
   }
-  const bool asks_devices = asking.has_value() && asking->is_allowed();
+  const bool may_query_devices = query.has_value() && query->is_allowed();
   std::vector<InFlight> found;
   visit_all([&](InFlight what, const c10::intrusive_ptr<Work>& work, const UnwaitedEntry* entry) {
-    const bool is_asked = work && (what.is_on_cpu ? !may_need_gil(*work) : asks_devices);
-    if ((entry == nullptr || entry != own) && !(is_asked && is_completed(*work))) {
+    const bool is_queried = work && (what.is_on_cpu ? !may_need_gil(*work) : may_query_devices);
+    if ((entry == nullptr || entry != own) && !(is_queried && is_completed(*work))) {
       found.push_back(std::move(what));
     }
   });
@@ -216,7 +216,7 @@ std::vector<InFlight> in_flight_but(const UnwaitedEntry* own, AskWorks asked) {
   return found;
 }
 
-std::string lines(const std::vector<InFlight>& collectives, size_t most) {
+std::string description_lines(const std::vector<InFlight>& collectives, size_t most) {
   std::string text;
   for (size_t i = 0; i < std::min(collectives.size(), most); ++i) {
     text += "\n  " + collectives[i].text();
@@ -229,14 +229,16 @@ std::string lines(const std::vector<InFlight>& collectives, size_t most) {
 
 }  // namespace
 
-std::vector<InFlight> collectives_in_flight(AskWorks asked) { return in_flight_but(nullptr, asked); }
+std::vector<InFlight> collectives_in_flight(QueriedWorks queried) {
+  return in_flight_except(nullptr, queried);
+}
 
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<Work>& work) {
   if (!work) {
     return;
   }
-  Registered registered{
+  RegisteredCollective registered{
       InFlight(op, group, outputs, CallSite::now()), c10::weak_intrusive_ptr<Work>(work), {}};
   for (const auto& output : outputs) {
     registered.storages.emplace_back(output.storage().getWeakStorageImpl());
@@ -279,14 +281,15 @@ std::string origin_text(const InFlight& what) {
 
 std::string others_in_flight(const UnwaitedEntry& own) {
   constexpr size_t kMost = 8;
-  const auto others = in_flight_but(&own, AskWorks::kOnCpu);
-  return others.empty() ? std::string() : "\nAlso in flight in this process:" + lines(others, kMost);
+  const auto others = in_flight_except(&own, QueriedWorks::kOnCpu);
+  return others.empty() ? std::string()
+                        : "\nAlso in flight in this process:" + description_lines(others, kMost);
 }
 
 std::string in_flight_text(const std::vector<InFlight>& collectives) {
   return c10::str("funcol: ", collectives.size(), " collectives in flight in process ", getpid(),
-                  collectives.empty() ? "." : ", the oldest first:", lines(collectives, collectives.size()),
-                  "\n");
+                  collectives.empty() ? "." : ", the oldest first:",
+                  description_lines(collectives, collectives.size()), "\n");
 }
 
 }  // namespace funcol

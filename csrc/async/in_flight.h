@@ -69,22 +69,23 @@ std::map<std::string, int64_t> unwaited_collectives();
 
 // Waits until the Works of all unwaited collectives have completed, or none has for `patience`. Called at
 // exit: a Work that completes later would meet a c10d that is being taken down.
-void let_unwaited_finish(std::chrono::milliseconds patience);
+void wait_for_unwaited(std::chrono::milliseconds patience);
 
-enum class AskWorks : uint8_t {
+enum class QueriedWorks : uint8_t {
   kAll,    // those on devices where queries are allowed; a Work that is written in Python needs the GIL
   kOnCpu,  // those that answer without a device or the GIL: for threads that must not wait
 };
 
 // Returns the collectives in flight, the oldest first. A collective is in flight until its Work reports
 // completion or was waited for; a Work that is not queried counts as running. To be called without the GIL.
-std::vector<InFlight> collectives_in_flight(AskWorks asked);
+std::vector<InFlight> collectives_in_flight(QueriedWorks queried);
 
 // Notes a collective that PyTorch's registry holds from now on; it is listed until its Work is destroyed.
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<c10d::Work>& work);
 
-// Waits for the Works that PyTorch's registry has for `tensor`. The error of a noted collective names it.
+// Waits for the Works that PyTorch's registry has for `tensor`. The error names the collective if it was
+// passed to note_registered().
 void wait_on_registry(const at::Tensor& tensor);
 
 // Returns "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."

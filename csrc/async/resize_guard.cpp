@@ -33,7 +33,7 @@ ResizeGuards::ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollec
   if (!guards_.empty()) {
     const std::scoped_lock lock(chains());
     for (auto& guard : guards_) {
-      guard.put();
+      guard.install();
     }
   }
 }
@@ -42,7 +42,7 @@ void ResizeGuards::remove() {
   if (!guards_.empty()) {
     const std::scoped_lock lock(chains());
     for (auto& guard : guards_) {
-      guard.take();
+      guard.remove();
     }
     guards_.clear();
   }
@@ -53,14 +53,14 @@ ResizeGuards::Guard* ResizeGuards::Guard::of(c10::Allocator* allocator) {
                                                                      : nullptr;
 }
 
-void ResizeGuards::Guard::put() {
+void ResizeGuards::Guard::install() {
   below_ = storage_->allocator();
   storage_->set_allocator(this);
 }
 
-void ResizeGuards::Guard::take() {
+void ResizeGuards::Guard::remove() {
   unlink();
-  if (has_weak_reference_) {  // never the last one: take() is called before the collective drops its own
+  if (has_weak_reference_) {  // never the last one: remove() is called before the collective drops its own
     has_weak_reference_ = false;
     c10::raw::weak_intrusive_ptr::decref(collective_);
   }
@@ -80,7 +80,7 @@ void ResizeGuards::Guard::unlink() {
   }
 }
 
-// Keeps a weak reference until take(): a temporary one could be the last, and destroy the collective under
+// Keeps a weak reference until remove(): a temporary one could be the last, and destroy the collective under
 // the lock.
 c10::intrusive_ptr<PendingCollective> ResizeGuards::Guard::collective() {
   if (!has_weak_reference_) {

@@ -21,7 +21,8 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
 
 // Settles the arguments of aten::shallow_copy_data_, then calls PyTorch's kernel, which is one for all
 // backends. Every call passes BackendSelect, below autograd, whatever the device.
-void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void settle_and_redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                           torch::jit::Stack* stack) {
   const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
     if (argument.isTensor()) {
@@ -44,6 +45,6 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("set_data", funcol::se
 
 TORCH_LIBRARY_IMPL(aten, BackendSelect, m) {
   if (funcol::compat::has_operator("aten::shallow_copy_data_")) {
-    m.impl("shallow_copy_data_", torch::CppFunction::makeFromBoxedFunction<&funcol::settle_and_go_on>());
+    m.impl("shallow_copy_data_", torch::CppFunction::makeFromBoxedFunction<&funcol::settle_and_redispatch>());
   }
 }

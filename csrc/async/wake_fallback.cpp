@@ -54,7 +54,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
 namespace {
 
 // Returns classify(op), remembered for ATen's operators, which are never unregistered.
-OperatorKind remembered_kind(const c10::OperatorHandle& op) {
+OperatorKind cached_kind(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.operator_name().getNamespace() != std::string_view("aten")) {
     return classify(op);
@@ -70,7 +70,7 @@ class WakeHandler {
       : op_(op), keys_below_(keys & kKeysBelowWake), stack_(stack) {}
 
   void run() {
-    switch (remembered_kind(op_)) {
+    switch (cached_kind(op_)) {
       case OperatorKind::kComposite:
         break;
       case OperatorKind::kView:
@@ -152,7 +152,7 @@ class WakeHandler {
       op_.redispatchBoxed(keys_below_, stack_);
     }
     replace_results([&](const at::Tensor& result) {
-      return marks_results ? marked(result) : without_copied_key(result);
+      return marks_results ? as_comm_tensor(result) : without_copied_key(result);
     });
   }
 
@@ -166,7 +166,7 @@ class WakeHandler {
 
   // Returns `result`, of an operator on a CommTensor, as a CommTensor; unchanged if anything else refers to
   // it, such as an argument that was written.
-  static at::Tensor marked(const at::Tensor& result) {
+  static at::Tensor as_comm_tensor(const at::Tensor& result) {
     if (!AsyncTensorImpl::can_wrap(result) || result.use_count() != 1 || belongs_to_layer(result)) {
       return without_copied_key(result);
     }

@@ -102,16 +102,16 @@ Text current_purpose() {
     return module_now;
   }
   std::string purpose;
-  const auto put_before = [&](std::string_view text) {
+  const auto prepend = [&](std::string_view text) {
     if (!text.empty()) {
       purpose.insert(0, purpose.empty() ? "" : " / ").insert(0, text);
     }
   };
   for (const auto* label = innermost; label != nullptr; label = label->outer_) {
-    put_before(label->text_);
+    prepend(label->text_);
   }
   if (module_now != nullptr) {
-    put_before(*module_now);
+    prepend(*module_now);
   }
   return purpose.empty() ? nullptr : std::make_shared<const std::string>(std::move(purpose));
 }

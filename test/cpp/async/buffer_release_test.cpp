@@ -42,7 +42,7 @@ bool comes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-TEST(HeldMemory, IsLetGoOfByItselfWhenTheWorkIsOver) {
+TEST(BufferRelease, HappensByItselfOnceTheWorkHasCompleted) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   const auto collective = make_pending_collective(reading(input, work));
@@ -53,7 +53,7 @@ TEST(HeldMemory, IsLetGoOfByItselfWhenTheWorkIsOver) {
   EXPECT_EQ(work->num_waits, 1);
 }
 
-TEST(HeldMemory, IsLetGoOfWhenAnotherCollectiveStarts) {
+TEST(BufferRelease, HappensWhenAnotherCollectiveStarts) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
@@ -62,7 +62,7 @@ TEST(HeldMemory, IsLetGoOfWhenAnotherCollectiveStarts) {
   EXPECT_TRUE(comes_true([&] { return input.use_count() == 1; }));
 }
 
-TEST(HeldMemory, ThatIsLetGoOfLeavesTheCollectiveUnwaitedUntilItIsUsed) {
+TEST(BufferRelease, LeavesTheCollectiveUnwaitedUntilFirstUse) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
@@ -77,7 +77,7 @@ TEST(HeldMemory, ThatIsLetGoOfLeavesTheCollectiveUnwaitedUntilItIsUsed) {
   EXPECT_EQ(work->num_waits, 1);
 }
 
-TEST(HeldMemory, IsNotMissedByTheEpilogueWhichRunsOnce) {
+TEST(BufferRelease, ComesAfterTheEpilogueWhichRunsOnce) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
@@ -93,7 +93,7 @@ TEST(HeldMemory, IsNotMissedByTheEpilogueWhichRunsOnce) {
   EXPECT_EQ(num_epilogues, 1);
 }
 
-TEST(HeldMemory, OfAFailedWorkIsLetGoOfAndTheErrorRaisedAtEachUse) {
+TEST(BufferRelease, OfAFailedWorkKeepsTheErrorForEachUse) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
   work->completed = true;
@@ -104,7 +104,7 @@ TEST(HeldMemory, OfAFailedWorkIsLetGoOfAndTheErrorRaisedAtEachUse) {
   }
 }
 
-TEST(HeldMemory, ThatWasLetGoOfDoesNotMakeUpForADestroyedGroup) {
+TEST(BufferRelease, DoesNotHideADestroyedGroup) {
   const auto input = large();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   auto work = c10::make_intrusive<FakeWork>();
@@ -125,7 +125,7 @@ TEST(HeldMemory, ThatWasLetGoOfDoesNotMakeUpForADestroyedGroup) {
   }
 }
 
-TEST(HeldMemory, ThatIsLittleIsLeftToTheReader) {
+TEST(BufferRelease, SkipsSmallBuffers) {
   const auto input = at::ones({8});
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
@@ -134,7 +134,7 @@ TEST(HeldMemory, ThatIsLittleIsLeftToTheReader) {
   EXPECT_EQ(work->num_waits, 0);
 }
 
-TEST(HeldMemory, IsLetGoOfInAForkedChildToo) {
+TEST(BufferRelease, HappensInAForkedChildToo) {
   const auto before =
       make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));  // there is a thread
   const auto child = fork();

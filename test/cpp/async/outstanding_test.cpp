@@ -91,7 +91,7 @@ TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
     first->completed = true;
     second->completed = true;
   });
-  let_unwaited_finish(std::chrono::seconds(1));
+  wait_for_unwaited(std::chrono::seconds(1));
   const bool had_finished = first->completed && second->completed;
   ends.join();
   EXPECT_TRUE(had_finished);
@@ -101,7 +101,7 @@ TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
 TEST(Unwaited, IsNotLetFinishForEver) {
   auto work = c10::make_intrusive<FakeWork>();
   const auto held = pending("held", work);
-  let_unwaited_finish(std::chrono::milliseconds(1));
+  wait_for_unwaited(std::chrono::milliseconds(1));
   EXPECT_FALSE(work->completed);
 }
 

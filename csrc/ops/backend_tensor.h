@@ -79,7 +79,7 @@ void check_in_place(const at::Tensor& tensor, const char* op);
 void check_one_device(at::TensorList tensors, const char* op);
 
 // Raises unless all tensors have one device and one dtype.
-void check_alike(at::TensorList tensors, const char* op);
+void check_one_device_and_dtype(at::TensorList tensors, const char* op);
 
 // Raises unless 0 <= rank < number of ranks. `what` is the rank's name in the message: "source".
 void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);

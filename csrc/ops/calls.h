@@ -183,7 +183,7 @@ class Collective<Result(Inputs, Rest...)> {
     operator_.set_kernel(Key::Autograd, kernel<&Collective::above_devices>());
     operator_.set_kernel(Key::CompositeImplicitAutograd, kernel<&Collective::traced>());
     if (forms_.is_in_core) {
-      operator_.serve_core(started(from_stack(start), as_registered));
+      operator_.add_core_kernel(started(from_stack(start), as_registered));
     }
     return c10::Dispatcher::singleton()
         .findSchemaOrThrow(("funcol::" + operator_.name()).c_str(), "")

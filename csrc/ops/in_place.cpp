@@ -38,7 +38,7 @@ bool is_writable(const Tensor& out) {
 }
 
 // Returns true if data of `input` may be received into `out` without a conversion.
-bool fits(const Tensor& out, const Tensor& input) {
+bool can_receive(const Tensor& out, const Tensor& input) {
   return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
          out.storage().data() != input.storage().data();
 }
@@ -49,7 +49,7 @@ bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor
 bool are_destinations(TensorList outs, TensorList sources) {
   return std::ranges::all_of(outs, [&](const Tensor& out) {
     return is_writable(out) && !records(out) &&
-           std::ranges::all_of(sources, [&](const Tensor& source) { return fits(out, source); });
+           std::ranges::all_of(sources, [&](const Tensor& source) { return can_receive(out, source); });
   });
 }
 
@@ -109,26 +109,27 @@ Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
 Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
   const auto& group = data[1];
   const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
-  const auto whole = gradients.size() == 1 ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
-                                           : joined(gradients);
-  return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}), data[0].toIntVector())};
+  const auto gradient = gradients.size() == 1
+                            ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
+                            : joined(gradients);
+  return {shaped(call::reduce_scatter_along_dim(gradient, "sum", 0, group, {}), data[0].toIntVector())};
 }
 
-Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
+Tensor full_gradient(const Tensor& part, const IValue& reduce_op, const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
   const auto weighted = autograd::weighted(GradientCollectives::unshared(part), reduce_op, group, kOp);
-  const auto whole = call::all_gather_along_dim(weighted, 0, group, {});
-  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
+  const auto gathered = call::all_gather_along_dim(weighted, 0, group, {});
+  return autograd::reduction_gradient(gathered, {}, {}, reduce_op, group, kOp);
 }
 
 Tensors reduce_scatter_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
-  return {shaped(gradient_of_whole(gradients[0], data[0], data[1]), data[2].toIntVector())};
+  return {shaped(full_gradient(gradients[0], data[0], data[1]), data[2].toIntVector())};
 }
 
 Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Values&,
                                  const RuleNode::Data& data) {
   const auto num_parts = group_from_ivalue(data[1], "reduce_scatter_tensor")->getSize();
-  return cut(gradient_of_whole(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
+  return cut(full_gradient(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
 }
 
 }  // namespace

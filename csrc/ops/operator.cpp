@@ -46,7 +46,9 @@ void Operator::set_kernel(c10::DispatchKey key, torch::CppFunction kernel) {
   library_.impl(name_.c_str(), torch::dispatch(key, std::move(kernel)));
 }
 
-void Operator::serve_core(StackFunction run) const { all_core_kernels().push_back({name_, std::move(run)}); }
+void Operator::add_core_kernel(StackFunction run) const {
+  all_core_kernels().push_back({name_, std::move(run)});
+}
 
 const std::vector<CoreKernel>& core_kernels() { return all_core_kernels(); }
 
@@ -99,7 +101,7 @@ bool needs_core(const IValue& argument) {
 }
 
 // Returns the tensors of the caller that `op` writes into.
-std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+std::vector<at::Tensor> written_tensors(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
   const auto name = unqualified_name(op);
   if (name == "irecv") {
     return {arguments[0].toTensor()};
@@ -127,8 +129,8 @@ bool is_unresolved(const at::Tensor& tensor) { return tensor.is_conj() || tensor
 
 // Raises for conjugate and negative views: PyTorch would resolve them, and undo that when the operator
 // returns, before the data has arrived.
-void check_resolved(at::TensorList written, const std::string& name) {
-  TORCH_CHECK_VALUE(std::ranges::none_of(written, is_unresolved), "funcol::", name,
+void check_resolved(at::TensorList tensors, const std::string& name) {
+  TORCH_CHECK_VALUE(std::ranges::none_of(tensors, is_unresolved), "funcol::", name,
                     ": a tensor to write into is a conjugate or negative view. Pass t.resolve_conj() or "
                     "t.resolve_neg(), whose memory holds the values.");
 }
@@ -137,7 +139,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
     // The dispatcher would silently pick one of several devices.
-    check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
+    check_one_device_and_dtype(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
   const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
   const auto name = unqualified_name(op);
@@ -150,13 +152,13 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
       });
     }
     if (any_unresolved) {
-      check_resolved(written(op, arguments), name);
+      check_resolved(written_tensors(op, arguments), name);
     }
   }
   if (goes_to_core) {
     // Only some of PyTorch's kernels note the write, which has to be noted before they make views of these
     // tensors.
-    auto overwritten = written(op, arguments);
+    auto overwritten = written_tensors(op, arguments);
     std::erase_if(overwritten, belongs_to_layer);  // the layer notes the write itself
     note_written(overwritten);
     return call_core(op, stack);
@@ -167,7 +169,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
 
 // Returns the results on the meta device: the overwritten arguments themselves.
 void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  return_results(op, stack, written(op, torch::jit::last(*stack, op.schema().arguments().size())));
+  return_results(op, stack, written_tensors(op, torch::jit::last(*stack, op.schema().arguments().size())));
 }
 
 }  // namespace

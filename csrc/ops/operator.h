@@ -167,7 +167,7 @@ class Operator {
 
   // Makes install() use `run`, whose results are plain tensors (see as_registered()), for _c10d_functional's
   // operator. To be called if that has an operator of the same name and schema.
-  void serve_core(StackFunction run) const;
+  void add_core_kernel(StackFunction run) const;
 
  private:
   std::string name_;
@@ -192,7 +192,7 @@ Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kerne
   Operator op(info);
   op.set_device_kernel(make_device_kernel);
   op.set_kernel(c10::DispatchKey::Meta, std::move(meta));
-  op.serve_core(std::move(core_run));
+  op.add_core_kernel(std::move(core_run));
   forward_to_core(op);
   return op;
 }

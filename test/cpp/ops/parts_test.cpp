@@ -43,8 +43,8 @@ class AllParts : public testing::TestWithParam<Case> {
 };
 
 TEST_P(AllParts, AddUpToTheWhole) {
-  EXPECT_EQ(at::IntArrayRef(parts_.whole_shape()), whole_.sizes());
-  EXPECT_EQ(parts_.whole_numel(), whole_.numel());
+  EXPECT_EQ(at::IntArrayRef(parts_.full_shape()), whole_.sizes());
+  EXPECT_EQ(parts_.full_numel(), whole_.numel());
 }
 
 TEST_P(AllParts, HaveTheirNumbersOfElements) {
@@ -128,25 +128,25 @@ TEST(Parts, PackMaterialisesConjugationAndNegation) {
 }
 
 TEST(Parts, OfAWholeAreEqualSharesWithoutSizes) {
-  const auto parts = Parts::of_whole({2, 6}, 1, {}, *group(1, 3), "x");
+  const auto parts = Parts::of_full({2, 6}, 1, {}, *group(1, 3), "x");
   EXPECT_TRUE(parts.are_equal());
   EXPECT_EQ(parts.shape(2), at::DimVector({2, 2}));
 }
 
 TEST(Parts, OfAShardAreAllLikeItWithoutSizes) {
   const auto parts = Parts::of_shard({2, 6}, 1, {}, *group(1, 3), "x");
-  EXPECT_EQ(parts.whole_shape(), at::DimVector({2, 18}));
+  EXPECT_EQ(parts.full_shape(), at::DimVector({2, 18}));
 }
 
 TEST(Parts, OfAWholeHaveTheGivenSizes) {
-  const auto parts = Parts::of_whole({2, 6}, 1, std::vector<int64_t>{4, 0, 2}, *group(1, 3), "x");
+  const auto parts = Parts::of_full({2, 6}, 1, std::vector<int64_t>{4, 0, 2}, *group(1, 3), "x");
   EXPECT_EQ(parts.shape(0), at::DimVector({2, 4}));
   EXPECT_EQ(parts.numel(1), 0);
 }
 
 TEST(Parts, OfAShardAddUpToASizeOfTheirOwn) {
   const auto parts = Parts::of_shard({2, 6}, 1, std::vector<int64_t>{4, 6, 1}, *group(1, 3), "x");
-  EXPECT_EQ(parts.whole_shape(), at::DimVector({2, 11}));
+  EXPECT_EQ(parts.full_shape(), at::DimVector({2, 11}));
 }
 
 struct Mistake {
@@ -157,7 +157,7 @@ struct Mistake {
 };
 
 void cut_whole(const std::vector<int64_t>& sizes) {
-  Parts::of_whole({6, 2}, 0, sizes, *group(1, 3), "scatter");
+  Parts::of_full({6, 2}, 0, sizes, *group(1, 3), "scatter");
 }
 void join_shards(const std::vector<int64_t>& sizes) {
   Parts::of_shard({6, 2}, 0, sizes, *group(1, 3), "gather");
@@ -193,7 +193,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Parts, OfAWholeThatDoesNotDivideAreAValueError) {
   try {
-    Parts::of_whole({2, 7}, 1, {}, *group(0, 3), "scatter");
+    Parts::of_full({2, 7}, 1, {}, *group(0, 3), "scatter");
     FAIL();
   } catch (const c10::ValueError& error) {
     EXPECT_PRED_FORMAT2(testing::IsSubstring, "dim 1 has size 7", error.what_without_backtrace());

@@ -44,7 +44,7 @@ std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients
 void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer, int64_t num_ranks);
 
 // Copies gradients into `buffer` by copy_gradients_in(). Returns false, with nothing done, if it cannot.
-bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks);
+bool try_copy_gradients_in(const py::list& gradients, py::handle buffer, int64_t num_ranks);
 
 // Returns the number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
 int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
@@ -83,7 +83,7 @@ py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object);
 // Runs accumulate() with the `sizes` of fsdp_padded_sizes(). Returns None.
 py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
 
-// Runs lay_out(). Returns None.
+// Runs try_copy_gradients_in(). Returns None.
 py::object fsdp_reduce_copy_in(py::handle gradients, py::handle buffer, int64_t num_ranks);
 
 }  // namespace funcol::python

@@ -48,7 +48,7 @@ struct Gather {
 
 // Returns the gather of `group`; returns nullopt if the group is of an uncommon kind.
 std::optional<Gather> find_gather(const Fields& group) {
-  const auto params = usual_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
+  const auto params = unmodified_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
   const auto mesh_info = mesh_to_gather_over(group);
   if (!params || !is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
     return std::nullopt;
@@ -90,7 +90,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object event;
   {
     const ContextGuard entered(streams.context(stream));
-    if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
+    if (is_async.is(py::handle(Py_False)) && comm.can_run_own(process_group, output)) {
       comm.run_own("all_gather_into_tensor", process_group, output, sent, [](auto& of, auto& to, auto& from) {
         c10d::AllgatherOptions options;
         options.asyncOp = false;
@@ -109,8 +109,8 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
 }
 
 // Replaces FSDPParamGroup.unshard. Returns false, with nothing done, if PyTorch's function has to run.
-// `serves` means that serves_groups() is known to be true.
-bool unshard(py::handle object, py::handle is_async, bool serves = false) {
+// `is_enabled` means that group_fast_path_is_enabled() is known to be true.
+bool unshard(py::handle object, py::handle is_async, bool is_enabled = false) {
   const auto& known = fully_shard();
   if (Py_TYPE(object.ptr()) != known.group) {
     return false;
@@ -126,7 +126,7 @@ bool unshard(py::handle object, py::handle is_async, bool serves = false) {
       check_is_current(mesh_info, group_object(attribute<"shard_process_group">(mesh_info).ptr()));
     }
   }
-  if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
+  if (!(is_enabled || group_fast_path_is_enabled()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
     return false;
   }
   const auto gather = find_gather(fields);
@@ -178,7 +178,7 @@ void order_after_copies(const Streams& streams, const py::object& comm_context, 
 }
 
 // Replaces FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
-bool wait_for_unshard(py::handle object, bool serves = false) {
+bool wait_for_unshard(py::handle object, bool is_enabled = false) {
   if (Py_TYPE(object.ptr()) != fully_shard().group) {
     return false;
   }
@@ -187,8 +187,9 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
   if (result.is_none()) {
     return true;
   }
-  const auto group =
-      serves || serves_groups() ? usual_group(object.ptr(), "FSDPParamGroup.wait_for_unshard") : std::nullopt;
+  const auto group = is_enabled || group_fast_path_is_enabled()
+                         ? unmodified_group(object.ptr(), "FSDPParamGroup.wait_for_unshard")
+                         : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
   if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
@@ -229,16 +230,16 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
   return true;
 }
 
-// Calls unshard(), or PyTorch's method if C++ cannot do its work. serves_groups() must be true, as for
-// wait_now().
+// Calls unshard(), or PyTorch's method if C++ cannot do its work. group_fast_path_is_enabled() must be true,
+// as for wait_now().
 void unshard_now(const Fields& group) {
-  if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
+  if (!unshard(group.object(), group.get<"unshard_async_op">(), /*is_enabled=*/true)) {
     call_method<"unshard">(group.object(), group.get<"unshard_async_op">());
   }
 }
 
 void wait_now(const Fields& group) {
-  if (!wait_for_unshard(group.object(), /*serves=*/true)) {
+  if (!wait_for_unshard(group.object(), /*is_enabled=*/true)) {
     call_method<"wait_for_unshard">(group.object());
   }
 }
@@ -263,7 +264,7 @@ void prefetch(const Fields& group) {
   const auto state = target.get<"_training_state">();
   set_state(target, training_state<"PRE_BACKWARD">());
   try {
-    if (usual_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
+    if (unmodified_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
       unshard_now(target);
     } else {
       call_method<"unshard">(before, target.get<"unshard_async_op">());
@@ -278,8 +279,9 @@ void prefetch(const Fields& group) {
 }  // namespace
 
 py::object fsdp_pre_forward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_forward") : std::nullopt;
+  const auto group = group_fast_path_is_enabled()
+                         ? unmodified_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_forward")
+                         : std::nullopt;
   if (!group) {
     return {};
   }
@@ -291,8 +293,9 @@ py::object fsdp_pre_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_post_forward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_forward") : std::nullopt;
+  const auto group = group_fast_path_is_enabled()
+                         ? unmodified_group(fsdp_group.ptr(), "FSDPParamGroup.post_forward")
+                         : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -316,8 +319,9 @@ py::object fsdp_post_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
-  const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_backward") : std::nullopt;
+  const auto group = group_fast_path_is_enabled()
+                         ? unmodified_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_backward")
+                         : std::nullopt;
   if (!group) {
     return {};
   }

@@ -85,7 +85,8 @@ class Reduction {
     }
     const auto length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     const auto input = comm_.allocate(length * num_ranks, dtype, device);
-    if (!lay_out(taken.tensors, input, num_ranks)) {  // any tensor, if a program's own comm has allocated it
+    if (!try_copy_gradients_in(taken.tensors, input,
+                               num_ranks)) {  // any tensor, if a program's own comm has allocated it
       imported<kCollectives, "foreach_reduce_scatter_copy_in">()(taken.tensors, input, num_ranks);
     }
     taken.tensors = py::list();
@@ -114,7 +115,7 @@ class Reduction {
       const ContextGuard entered(streams_.context(stream));
       divide(output, factors.after);
       record_consumer(output, current);
-      hand_out(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);
+      cast_and_accumulate(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);
       event = streams_.recorded_event(stream);
     }
     fields_.set<"_post_reduce_event">(event.ptr());
@@ -182,11 +183,11 @@ class Reduction {
   }
 
   // Starts a collective with `op` by `call`, (backend or process group, output, input, options) -> c10d Work,
-  // and waits for it. Returns false, with nothing done, unless comm_.starts_own().
+  // and waits for it. Returns false, with nothing done, unless comm_.can_run_own().
   template <typename Options, typename Call>
-  bool starts(const char* name, const ProcessGroup& group, const py::object& output, const py::object& input,
-              const py::object& op, const Call& call) const {
-    if (!comm_.starts_own(group.object, output)) {
+  bool try_run_own(const char* name, const ProcessGroup& group, const py::object& output,
+                   const py::object& input, const py::object& op, const Call& call) const {
+    if (!comm_.can_run_own(group.object, output)) {
       return false;
     }
     Options options;
@@ -202,10 +203,10 @@ class Reduction {
 
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
     const bool has_started =
-        starts<c10d::ReduceScatterOptions>("reduce_scatter_tensor", shards_, output, input, op,
-                                           [](auto& of, auto& to, auto& from, const auto& options) {
-                                             return compat::reduce_scatter_flat(of, to, from, options);
-                                           });
+        try_run_own<c10d::ReduceScatterOptions>("reduce_scatter_tensor", shards_, output, input, op,
+                                                [](auto& of, auto& to, auto& from, const auto& options) {
+                                                  return compat::reduce_scatter_flat(of, to, from, options);
+                                                });
     if (!has_started) {
       comm_.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = input,
                      py::arg("group") = shards_.object, py::arg("op") = op);
@@ -214,11 +215,11 @@ class Reduction {
 
   void all_reduce(const py::object& output, const py::object& op) const {
     const bool has_started =
-        starts<c10d::AllreduceOptions>("all_reduce", replicas_, output, output, op,
-                                       [](auto& of, auto& to, auto& /*from*/, const auto& options) {
-                                         std::vector<at::Tensor> tensors{to};
-                                         return of.allreduce(tensors, options);
-                                       });
+        try_run_own<c10d::AllreduceOptions>("all_reduce", replicas_, output, output, op,
+                                            [](auto& of, auto& to, auto& /*from*/, const auto& options) {
+                                              std::vector<at::Tensor> tensors{to};
+                                              return of.allreduce(tensors, options);
+                                            });
     if (!has_started) {
       py::module_::import("torch.distributed")
           .attr("all_reduce")(output, py::arg("group") = replicas_.object, py::arg("op") = op);
@@ -260,8 +261,9 @@ class Reduction {
   // Casts and accumulates the reduced gradients, on `stream`.
   //
   // PyTorch counterpart: _cast_and_view_sharded_grads.
-  void hand_out(const py::list& params, const at::Tensor& output, const std::vector<int64_t>& lengths,
-                const py::object& consumer, const py::object& stream) const {
+  void cast_and_accumulate(const py::list& params, const at::Tensor& output,
+                           const std::vector<int64_t>& lengths, const py::object& consumer,
+                           const py::object& stream) const {
     Params fields;
     for (const auto param : params) {
       fields.emplace_back(param.ptr());
@@ -294,7 +296,7 @@ class Reduction {
 };
 
 // Returns true if the group's gradients are reduced without hooks of the program, and all at once.
-bool reduces_as_usual(const Group& group) {
+bool has_default_reduction(const Group& group) {
   const auto& fields = group.fields;
   const auto modules = fields.get<"modules">();
   return fields.is<"_all_reduce_hook">(Py_None) && fields.is<"_all_reduce_hook_stream">(Py_None) &&
@@ -339,8 +341,9 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
 }  // namespace
 
 py::object fsdp_post_backward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_backward") : std::nullopt;
+  const auto group = group_fast_path_is_enabled()
+                         ? unmodified_group(fsdp_group.ptr(), "FSDPParamGroup.post_backward")
+                         : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -353,7 +356,7 @@ py::object fsdp_post_backward(py::handle fsdp_group) {
     }
     return py::none();
   }
-  const auto groups = reduces_as_usual(*group) ? process_groups(group->fields) : std::nullopt;
+  const auto groups = has_default_reduction(*group) ? process_groups(group->fields) : std::nullopt;
   if (!groups) {
     return {};
   }

@@ -193,7 +193,7 @@ bool PendingCollective::settle_if_completed(StartedCollective& finished) {
   if (!lock.owns_lock() || is_awaited()) {
     return false;
   }
-  if (state_.load(std::memory_order_relaxed) == State::kRunning) {
+  if (is_running()) {
     if (!has_completed()) {
       return false;
     }
@@ -218,13 +218,13 @@ bool PendingCollective::has_completed() const {
 // for that thread, unless the group is destroyed meanwhile.
 void PendingCollective::await(Lock& lock, bool checks_group) {
   constexpr auto kGroupCheckInterval = std::chrono::milliseconds(20);
-  while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
+  while (is_running() && is_awaited()) {
     if (const auto end = start_.group.end()) {
       raise_ended(*end);
     }
     changed_.wait_for(lock, kGroupCheckInterval);
   }
-  if (state_.load(std::memory_order_relaxed) != State::kRunning) {
+  if (!is_running()) {
     return;
   }
   is_awaited_ = true;
@@ -279,7 +279,7 @@ bool PendingCollective::release_if_completed() {
   if (used_streams_.is_begun()) {
     return used_streams_.release_if_completed();
   }
-  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work || is_in_child()) {
+  if (!is_running() || !start_.work || is_in_child()) {
     return true;
   }
   if (is_awaited() || !is_completed(*start_.work)) {
@@ -298,22 +298,19 @@ bool PendingCollective::release_if_completed() {
 void PendingCollective::wait_and_release() {
   StartedCollective gone;
   Lock lock(mutex());
-  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work) {
-    return;
-  }
-  if (start_stream_.has_value()) {
-    try {
-      start_.work->wait();
-      order_streams();
-      release_buffers(gone.buffers);
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
-    }
+  if (!is_running() || !start_.work) {
     return;
   }
   try {
-    await(lock, /*checks_group=*/true);
-    release(gone);
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the group is gone; settle() finds that, too
+    if (start_stream_.has_value()) {
+      start_.work->wait();
+      order_streams();
+      release_buffers(gone.buffers);
+    } else {
+      await(lock, /*checks_group=*/true);
+      release(gone);
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
   }
 }
 
@@ -321,15 +318,15 @@ bool PendingCollective::wait_on_other_thread(const c10::intrusive_ptr<PendingCol
   {
     const Lock lock(collective->mutex());
     auto& start = collective->start_;
-    if (collective->state_.load(std::memory_order_relaxed) != State::kRunning || !start.work ||
-        collective->start_stream_.has_value() || !ends_only_by_waiting(*start.work, start.group)) {
+    if (!collective->is_running() || !start.work || collective->start_stream_.has_value() ||
+        !ends_only_by_waiting(*start.work, start.group)) {
       return false;
     }
   }
   wait_in_background([collective] {
     StartedCollective finished;
     Lock lock(collective->mutex());
-    if (collective->state_.load(std::memory_order_relaxed) == State::kRunning && !collective->is_awaited()) {
+    if (collective->is_running() && !collective->is_awaited()) {
       collective->await(lock, /*checks_group=*/true);
       collective->release(finished);
     }
@@ -342,7 +339,7 @@ void PendingCollective::release(StartedCollective& gone) {
   if (is_released_ || !start_.work) {
     return;
   }
-  described_ = describe();
+  description_ = describe();
   is_released_ = true;
   unwaited_.arrive();
   move_out(gone);
@@ -358,12 +355,12 @@ void PendingCollective::release_buffers(std::vector<at::Tensor>& gone) {
 void PendingCollective::raise_ended(GroupEnd end) const {
   constexpr std::array<const char*, 3> kBefore = {"destroy_process_group()", "the abort",
                                                   "the reconfiguration"};
-  C10_THROW_ERROR(
-      DistBackendError,
-      c10::str("process group '", start_.group.name(), "' ", to_string(end),
-               " before this result was waited for. Use results, or call funcol.wait_tensor on "
-               "them, before ",
-               kBefore.at(static_cast<size_t>(end)), ".\n", described_.empty() ? describe() : described_));
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("process group '", start_.group.name(), "' ", to_string(end),
+                           " before this result was waited for. Use results, or call funcol.wait_tensor on "
+                           "them, before ",
+                           kBefore.at(static_cast<size_t>(end)), ".\n",
+                           description_.empty() ? describe() : description_));
 }
 
 void PendingCollective::wait_for_work(bool checks_group) {

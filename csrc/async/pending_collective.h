@@ -143,6 +143,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   std::mutex& mutex() noexcept;
   bool is_in_child() const noexcept { return num_forks_at_start_ != num_forks(); }
+  bool is_running() const noexcept { return state_.load(std::memory_order_relaxed) == State::kRunning; }
   bool is_awaited() const noexcept { return is_awaited_ && num_forks_awaited_ == num_forks(); }
   bool has_completed() const;
 
@@ -175,7 +176,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::atomic<bool> is_in_epilogue_{false};
   std::exception_ptr error_;
   bool is_released_ = false;
-  std::string described_;  // describe() from before the release
+  std::string description_;  // describe() from before the release
   StartedCollective start_;
   ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;

@@ -12,9 +12,10 @@ namespace {
 
 // Returns the mutex of all chains: a storage's allocator is a chain of guards. A fork waits until no thread
 // holds the mutex.
-std::mutex& chains() {
+std::mutex& chains_mutex() {
   static auto* const mutex = [] {
-    pthread_atfork([] { chains().lock(); }, [] { chains().unlock(); }, [] { chains().unlock(); });
+    pthread_atfork([] { chains_mutex().lock(); }, [] { chains_mutex().unlock(); },
+                   [] { chains_mutex().unlock(); });
     return new std::mutex;  // NOLINT(cppcoreguidelines-owning-memory): tensors may go while the process exits
   }();
   return *mutex;
@@ -31,7 +32,7 @@ ResizeGuards::ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollec
     }
   }
   if (!guards_.empty()) {
-    const std::scoped_lock lock(chains());
+    const std::scoped_lock lock(chains_mutex());
     for (auto& guard : guards_) {
       guard.install();
     }
@@ -40,7 +41,7 @@ ResizeGuards::ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollec
 
 void ResizeGuards::remove() {
   if (!guards_.empty()) {
-    const std::scoped_lock lock(chains());
+    const std::scoped_lock lock(chains_mutex());
     for (auto& guard : guards_) {
       guard.remove();
     }
@@ -100,7 +101,7 @@ c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
   while (true) {
     c10::intrusive_ptr<PendingCollective> collective;
     {
-      const std::scoped_lock lock(chains());
+      const std::scoped_lock lock(chains_mutex());
       auto* const guard = of(storage->allocator());
       if (guard == nullptr) {
         break;

@@ -5,6 +5,7 @@
 #include <ATen/core/VariableHooksInterface.h>
 #include <torch/library.h>
 
+#include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "compat/missing_operators.h"
 
@@ -23,11 +24,10 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
 // backends. Every call passes BackendSelect, below autograd, whatever the device.
 void settle_and_redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                            torch::jit::Stack* stack) {
-  const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
-    if (argument.isTensor()) {
-      settle(argument.toTensor());
-    }
+  const auto arguments = arguments_of(op, *stack);
+  const auto written = arguments[0].toTensor();
+  for (const auto& argument : arguments) {
+    visit_tensors(argument, [](const at::Tensor& tensor) { settle(tensor); });
   }
   op.redispatchBoxed(
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);

@@ -46,19 +46,14 @@ bool is_capturing_a_cuda_graph() {
 }
 
 PyObject* py_is_pending(PyObject*, PyObject* object) {
-  if (THPVariable_Check(object) && is_pending(THPVariable_Unpack(object))) {
-    Py_RETURN_TRUE;
-  }
-  Py_RETURN_FALSE;
+  return PyBool_FromLong(THPVariable_Check(object) && is_pending(THPVariable_Unpack(object)));
 }
 
 // Returns True if `object` is the result of a collective, finished or not, or a view made while it was
 // pending.
 PyObject* py_was_pending(PyObject*, PyObject* object) {
-  if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
-    Py_RETURN_TRUE;
-  }
-  Py_RETURN_FALSE;
+  return PyBool_FromLong(THPVariable_Check(object) &&
+                         AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr);
 }
 
 // Implements wait_tensor(t) -> t. Returns NotImplemented if the call has to go through the dispatcher.
@@ -77,15 +72,24 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+void settle_if_tensor(PyObject* object) {
+  if (object != nullptr && THPVariable_Check(object)) {
+    settle(THPVariable_Unpack(object));
+  }
+}
+
+void correct_key_if_tensor(PyObject* object) {
+  if (THPVariable_Check(object)) {
+    correct_wake_key(*THPVariable_Unpack(object).unsafeGetTensorImpl());
+  }
+}
+
 // Implements settle(t): waits if t is pending, and makes sure that t has no wake key unless it is a
 // CommTensor.
 PyObject* py_settle(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  if (THPVariable_Check(object)) {
-    const auto& tensor = THPVariable_Unpack(object);
-    settle(tensor);
-    correct_wake_key(*tensor.unsafeGetTensorImpl());
-  }
+  settle_if_tensor(object);
+  correct_key_if_tensor(object);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -210,18 +214,6 @@ using KeywordFunction = PyObject* (*)(PyObject*, PyObject*, PyObject*);
 KeywordFunction original_new = nullptr;
 KeywordFunction original_new_tensor = nullptr;
 setter original_set_data = nullptr;
-
-void settle_if_tensor(PyObject* object) {
-  if (object != nullptr && THPVariable_Check(object)) {
-    settle(THPVariable_Unpack(object));
-  }
-}
-
-void correct_key_if_tensor(PyObject* object) {
-  if (THPVariable_Check(object)) {
-    correct_wake_key(*THPVariable_Unpack(object).unsafeGetTensorImpl());
-  }
-}
 
 template <KeywordFunction* original>
 PyObject* settled_call(PyObject* self, PyObject* args, PyObject* kwargs) {

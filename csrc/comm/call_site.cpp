@@ -17,6 +17,8 @@ namespace {
 
 std::atomic<bool> records_callers{false};
 
+bool callers_are_recorded() noexcept { return records_callers.load(std::memory_order_relaxed); }
+
 Text find_none() { return nullptr; }
 std::atomic<FindCaller> find_caller{find_none};
 
@@ -88,8 +90,6 @@ std::string InFlight::text() const {
 }
 
 void record_callers(bool enabled) { records_callers.store(enabled, std::memory_order_relaxed); }
-
-bool callers_are_recorded() noexcept { return records_callers.load(std::memory_order_relaxed); }
 
 void set_find_caller(FindCaller find) { find_caller.store(find, std::memory_order_relaxed); }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMaxThreads = 8;
 
-class Waiters final : public ForkSafe<Waiters> {
+class WaitingThreads final : public ForkSafe<WaitingThreads> {
  public:
   void add(std::function<void()> wait) {
     const std::scoped_lock lock(mutex_);
@@ -32,7 +32,7 @@ class Waiters final : public ForkSafe<Waiters> {
   }
 
  private:
-  friend class ForkSafe<Waiters>;
+  friend class ForkSafe<WaitingThreads>;
 
   void reset_in_child() {
     leak(queue_);
@@ -68,7 +68,7 @@ class Waiters final : public ForkSafe<Waiters> {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
-  InFlight what;
+  InFlight description;
   bool may_have_future = true;
 };
 
@@ -80,12 +80,10 @@ struct Orphanage final : ForkSafe<Orphanage> {
     leak(orphans);
     leak(waited_for);
     size.store(0, std::memory_order_relaxed);
-    num_waited_for.store(0, std::memory_order_relaxed);
   }
 
   std::deque<Orphan> orphans;
   std::list<InFlight> waited_for;  // by other threads
-  std::atomic<size_t> num_waited_for{0};
   std::atomic<size_t> size{0};
 };
 
@@ -134,16 +132,14 @@ size_t sweep(Orphanage& orphanage, size_t count) {
   return num_finished;
 }
 
-std::list<InFlight>::iterator note_waited_for(Orphanage& orphanage, InFlight what) {
+std::list<InFlight>::iterator note_waited_for(Orphanage& orphanage, InFlight description) {
   const std::scoped_lock lock(orphanage.mutex());
-  orphanage.num_waited_for.fetch_add(1, std::memory_order_relaxed);
-  return orphanage.waited_for.insert(orphanage.waited_for.end(), std::move(what));
+  return orphanage.waited_for.insert(orphanage.waited_for.end(), std::move(description));
 }
 
 void forget_waited_for(Orphanage& orphanage, std::list<InFlight>::iterator place) {
   const std::scoped_lock lock(orphanage.mutex());
   orphanage.waited_for.erase(place);
-  orphanage.num_waited_for.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -177,13 +173,13 @@ bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& ref) noexcept 
   }
 }
 
-void wait_in_background(std::function<void()> wait) { Waiters::instance().add(std::move(wait)); }
+void wait_in_background(std::function<void()> wait) { WaitingThreads::instance().add(std::move(wait)); }
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  bool ends_only_by_waiting, InFlight what) {
+                  bool ends_only_by_waiting, InFlight description) {
   auto& orphanage = Orphanage::instance();
   if (ends_only_by_waiting) {
-    const auto place = note_waited_for(orphanage, std::move(what));
+    const auto place = note_waited_for(orphanage, std::move(description));
     wait_in_background([&orphanage, place, kept = Orphan{std::move(work), std::move(buffers), {}}]() mutable {
       const auto count = c10::make_scope_exit([&] { forget_waited_for(orphanage, place); });
       const auto orphan = std::move(kept);  // destroyed before the count falls
@@ -195,7 +191,7 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
     note_cuda_is_used();
   }
   const std::scoped_lock lock(orphanage.mutex());
-  orphanage.orphans.push_back({std::move(work), std::move(buffers), std::move(what)});
+  orphanage.orphans.push_back({std::move(work), std::move(buffers), std::move(description)});
   orphanage.size.store(orphanage.orphans.size(), std::memory_order_relaxed);
 }
 
@@ -204,9 +200,9 @@ std::vector<InFlight> kept_orphans() {
   const std::scoped_lock lock(orphanage.mutex());
   std::vector<InFlight> kept(orphanage.waited_for.begin(), orphanage.waited_for.end());
   for (auto& orphan : orphanage.orphans) {
-    const bool is_queried = orphan.what.is_on_cpu && !may_need_gil(*orphan.work);
+    const bool is_queried = orphan.description.is_on_cpu && !may_need_gil(*orphan.work);
     if (!is_queried || !is_orphan_completed(orphan)) {
-      kept.push_back(orphan.what);
+      kept.push_back(orphan.description);
     }
   }
   return kept;
@@ -215,8 +211,8 @@ std::vector<InFlight> kept_orphans() {
 size_t sweep_orphans() {
   auto& orphanage = Orphanage::instance();
   sweep(orphanage, orphanage.size.load(std::memory_order_relaxed));
-  return orphanage.size.load(std::memory_order_relaxed) +
-         orphanage.num_waited_for.load(std::memory_order_relaxed);
+  const std::scoped_lock lock(orphanage.mutex());
+  return orphanage.size.load(std::memory_order_relaxed) + orphanage.waited_for.size();
 }
 
 void sweep_some_orphans() {

@@ -1,8 +1,6 @@
 #include "async/buffer_release.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -11,11 +9,13 @@
 #include <thread>
 #include <utility>
 
+#include "support/child_process.h"
 #include "support/fake_work.h"
 
 namespace funcol::buffer_release_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
 constexpr auto kOp = "held";
 
@@ -55,8 +55,7 @@ TEST(BufferRelease, HappensByItselfOnceTheWorkHasCompleted) {
 
 TEST(BufferRelease, HappensWhenAnotherCollectiveStarts) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto first = make_pending_collective(reading(input, work));
   const auto second = make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_TRUE(comes_true([&] { return input.use_count() == 1; }));
@@ -64,8 +63,7 @@ TEST(BufferRelease, HappensWhenAnotherCollectiveStarts) {
 
 TEST(BufferRelease, LeavesTheCollectiveUnwaitedUntilFirstUse) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto num_before = unwaited_collectives()[kOp];
   const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
@@ -79,8 +77,7 @@ TEST(BufferRelease, LeavesTheCollectiveUnwaitedUntilFirstUse) {
 
 TEST(BufferRelease, ComesAfterTheEpilogueWhichRunsOnce) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   int num_epilogues = 0;
   auto start = reading(input, work);
   start.epilogue = [&](const StartedCollective& finished) {
@@ -95,8 +92,7 @@ TEST(BufferRelease, ComesAfterTheEpilogueWhichRunsOnce) {
 
 TEST(BufferRelease, OfAFailedWorkKeepsTheErrorForEachUse) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
-  work->completed = true;
+  const auto work = completed_work([] { throw std::runtime_error("peer is gone"); });
   const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   for (int i = 0; i < 2; ++i) {
@@ -107,8 +103,7 @@ TEST(BufferRelease, OfAFailedWorkKeepsTheErrorForEachUse) {
 TEST(BufferRelease, DoesNotHideADestroyedGroup) {
   const auto input = large();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   auto start = reading(input, work);
   start.group = group;
   const auto collective = make_pending_collective(std::move(start));
@@ -127,8 +122,7 @@ TEST(BufferRelease, DoesNotHideADestroyedGroup) {
 
 TEST(BufferRelease, SkipsSmallBuffers) {
   const auto input = at::ones({8});
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto collective = make_pending_collective(reading(input, work));
   make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_EQ(work->num_waits, 0);
@@ -137,17 +131,11 @@ TEST(BufferRelease, SkipsSmallBuffers) {
 TEST(BufferRelease, HappensInAForkedChildToo) {
   const auto before =
       make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));  // there is a thread
-  const auto child = fork();
-  if (child == 0) {
+  EXPECT_TRUE(test::holds_in_child([] {
     const auto input = large();
-    auto work = c10::make_intrusive<FakeWork>();
-    work->completed = true;
-    const auto collective = make_pending_collective(reading(input, work));
-    _exit(comes_true([&] { return input.use_count() == 1; }) ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+    const auto collective = make_pending_collective(reading(input, completed_work()));
+    return comes_true([&] { return input.use_count() == 1; });
+  }));
 }
 
 TEST(GradientCollectives, WaitForEarlierOnesThatHoldMuch) {

@@ -19,6 +19,7 @@
 namespace funcol::in_flight_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
 using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
@@ -76,8 +77,7 @@ TEST(CollectivesInFlight, EndWhenTheirWorkSaysThatItIsOver) {
 }
 
 TEST(CollectivesInFlight, OfWorksThatMayBeWrittenInPythonEndWhenTheyAreWaitedFor) {
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto collective = started("not queried", work);
   EXPECT_EQ(in_flight("not queried").size(), 1);
   EXPECT_EQ(work->num_asked, 0);

@@ -105,18 +105,13 @@ at::Tensor private_input(const at::Tensor& tensor) {
              : input;
 }
 
-namespace {
-
-// Returns true if the elements of `tensor` lie in order in memory, as they are.
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_in_memory(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
-}  // namespace
-
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || !is_plain(tensor)) {
+  if (!tensor.is_cpu() || !is_plain_in_memory(tensor)) {
     return at::clone(tensor, at::MemoryFormat::Contiguous);
   }
   auto copy = fresh_tensor(tensor.sizes(), tensor);
@@ -133,7 +128,7 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
 std::vector<at::Tensor> contiguous_copies(at::TensorList tensors) {
   const bool in_one_launch =
       tensors.size() > 1 && std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-        return tensor.is_cuda() && is_plain(tensor);
+        return tensor.is_cuda() && is_plain_in_memory(tensor);
       });
   std::vector<at::Tensor> copies;
   copies.reserve(tensors.size());

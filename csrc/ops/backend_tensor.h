@@ -39,6 +39,9 @@ at::Tensor contiguous_input(const at::Tensor& tensor);
 // (see async/pending_collective.h).
 at::Tensor private_input(const at::Tensor& tensor);
 
+// Returns true if the elements of `tensor` lie in order in memory, as they are.
+bool is_plain_in_memory(const at::Tensor& tensor);
+
 // Returns a contiguous copy of `tensor`, which is settled.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 

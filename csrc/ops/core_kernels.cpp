@@ -116,9 +116,8 @@ void call_functional(const c10::OperatorHandle& op, Stack* stack) {
   const auto name = unqualified_name(op);
   const auto core = c10::Dispatcher::singleton().findSchemaOrThrow(("_c10d_functional::" + name).c_str(), "");
   if (op.schema().argumentIndexWithName("ranks")) {
-    const auto num_arguments = op.schema().arguments().size();
-    auto arguments = core_arguments(torch::jit::last(*stack, num_arguments), core, name.c_str());
-    torch::jit::drop(*stack, num_arguments);
+    auto arguments = core_arguments(arguments_of(op, *stack), core, name.c_str());
+    torch::jit::drop(*stack, op.schema().arguments().size());
     std::ranges::move(arguments, std::back_inserter(*stack));
   }
   core.callBoxed(stack);
@@ -132,12 +131,6 @@ std::vector<std::string> legacy_op_names() {
     names.push_back(name_in_schema(schema));
   }
   return names;
-}
-
-void register_legacy_kernels(torch::Library& library) {
-  for (const auto& name : legacy_op_names()) {
-    library.impl(name.c_str(), legacy_kernel());
-  }
 }
 
 constexpr const char* kCoreNamespaces[] = {"_c10d_functional", "_c10d_functional_autograd"};
@@ -163,7 +156,10 @@ std::vector<torch::Library> register_kernels(const std::vector<std::string>& exc
   // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
   // autograd, too.
   for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
-    register_legacy_kernels(library("c10d_functional", key));
+    auto& legacy = library("c10d_functional", key);
+    for (const auto& name : legacy_op_names()) {
+      legacy.impl(name.c_str(), legacy_kernel());
+    }
   }
   return libraries;
 }

@@ -60,17 +60,23 @@ void RuleNode::check_not_released() const {
               ": trying to backward through the graph a second time. Pass retain_graph=True the first time.");
 }
 
+RuleNode::Values RuleNode::unpack_values() {
+  Values values;
+  for (const auto& input : inputs_) {
+    values.inputs.push_back(input.unpack());
+  }
+  for (const auto& output : outputs_) {
+    values.outputs.push_back(output.unpack(getptr()));
+  }
+  return values;
+}
+
 RuleNode::Tensors RuleNode::apply(Tensors&& gradients) {
   Values values;
   {
     const std::scoped_lock lock(mutex_);
     check_not_released();
-    for (const auto& input : inputs_) {
-      values.inputs.push_back(input.unpack());
-    }
-    for (const auto& output : outputs_) {
-      values.outputs.push_back(output.unpack(getptr()));
-    }
+    values = unpack_values();
   }
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) {
@@ -98,13 +104,7 @@ RuleNode::Tensors RuleNode::apply_with_saved(const Tensors& gradients, compiled:
   saved.before(outputs_);
   saved.before(infos);
 
-  Values values;
-  for (const auto& input : inputs_) {
-    values.inputs.push_back(input.unpack());
-  }
-  for (const auto& output : outputs_) {
-    values.outputs.push_back(output.unpack(getptr()));
-  }
+  const auto values = unpack_values();
   compiled::PackedArgs packed;
   packed.pack(infos);
   packed.pack(values.inputs);

@@ -67,6 +67,7 @@ class RuleNode final : public torch::autograd::Node {
   std::string name() const override { return std::string("funcol::") + op_; }
 
  private:
+  Values unpack_values();
   std::vector<torch::autograd::VariableInfo> output_infos() const;
   void check_not_released() const;
 

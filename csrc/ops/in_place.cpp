@@ -1,6 +1,5 @@
 #include "ops/in_place.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
@@ -32,8 +31,7 @@ using Tensors = std::vector<Tensor>;
 
 // Returns true if a backend may write into `out`, and only autograd has to be notified.
 bool is_writable(const Tensor& out) {
-  return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
-         !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
+  return is_plain_in_memory(out) && !out.is_meta() && !out.is_nested() &&
          !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
 }
 
@@ -43,19 +41,17 @@ bool can_receive(const Tensor& out, const Tensor& input) {
          out.storage().data() != input.storage().data();
 }
 
-bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
-
 // Returns true if a backend may write results of `sources`, and their history, into all of `outs`.
 bool are_destinations(TensorList outs, TensorList sources) {
   return std::ranges::all_of(outs, [&](const Tensor& out) {
-    return is_writable(out) && !records(out) &&
+    return is_writable(out) && !autograd::needs_gradient(out) &&
            std::ranges::all_of(sources, [&](const Tensor& source) { return can_receive(out, source); });
   });
 }
 
 // Returns true if the gradients of `sources` are not made of those of the results alone.
 bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
-  return autograd::depends_on_values(reduce_op) && std::ranges::any_of(sources, records);
+  return autograd::depends_on_values(reduce_op) && autograd::needs_gradient(sources);
 }
 
 // Runs the collective of `start`, which reads `sources` and overwrites `outs`; `rule` makes the gradients,
@@ -64,7 +60,7 @@ bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
 template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
          RuleNode::Rule rule, const MakeData& make_data) {
-  const bool is_recorded = std::ranges::any_of(sources, records);
+  const bool is_recorded = autograd::needs_gradient(sources);
   if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
     return false;
   }
@@ -136,7 +132,7 @@ Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Value
 
 bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
   constexpr auto kOp = "all_reduce";
-  torch::autograd::check_inplace(tensor, records(tensor));
+  torch::autograd::check_inplace(tensor, autograd::needs_gradient(tensor));
   if (!is_writable(tensor) || needs_values(tensor, reduce_op)) {
     return false;
   }
@@ -150,7 +146,7 @@ bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, cons
 
 bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group) {
   constexpr auto kOp = "broadcast";
-  torch::autograd::check_inplace(tensor, records(tensor));
+  torch::autograd::check_inplace(tensor, autograd::needs_gradient(tensor));
   if (!is_writable(tensor)) {
     return false;
   }

@@ -1,7 +1,5 @@
 #include "ops/operator.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "async/dispatch_modes.h"
 #include "ops/backend_tensor.h"
 #include "ops/core_call.h"
+#include "ops/gradient.h"
 #include "ops/schemas.h"
 
 namespace funcol {
@@ -20,12 +19,23 @@ std::vector<CoreKernel>& all_core_kernels() {
   return kernels;
 }
 
+// Replaces the arguments on the stack by `results`: by the only result if the operator returns a tensor.
+void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                    std::vector<at::Tensor> results) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  if (op.schema().returns()[0].type()->kind() == c10::TypeKind::TensorType) {
+    stack->emplace_back(std::move(results[0]));
+  } else {
+    stack->emplace_back(std::move(results));
+  }
+}
+
 class BoxedRun final : public c10::OperatorKernel {
  public:
   BoxedRun(std::string op, StackFunction run) : op_(std::move(op)), run_(std::move(run)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-    return_results(op, stack, run_(torch::jit::last(*stack, op.schema().arguments().size()), op_.c_str()));
+    return_results(op, stack, run_(arguments_of(op, *stack), op_.c_str()));
   }
 
  private:
@@ -52,14 +62,14 @@ void Operator::add_core_kernel(StackFunction run) const {
 
 const std::vector<CoreKernel>& core_kernels() { return all_core_kernels(); }
 
-void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack,
-                    std::vector<at::Tensor> results) {
-  torch::jit::drop(*stack, op.schema().arguments().size());
-  if (op.schema().returns()[0].type()->kind() == c10::TypeKind::TensorType) {
-    stack->emplace_back(std::move(results[0]));
-  } else {
-    stack->emplace_back(std::move(results));
+std::vector<size_t> indices_of_receives(const c10::IValue& kinds) {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < kinds.toListRef().size(); ++i) {
+    if (kinds.toListRef()[i].toStringRef() == "irecv") {
+      indices.push_back(i);
+    }
   }
+  return indices;
 }
 
 torch::CppFunction boxed(std::string op, StackFunction run) {
@@ -81,9 +91,8 @@ bool writes_arguments(const c10::FunctionSchema& schema) {
 
 void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto name = unqualified_name(op);
-  const auto num_arguments = op.schema().arguments().size();
-  std::vector<IValue> arguments(stack->end() - static_cast<int64_t>(num_arguments), stack->end());
-  torch::jit::drop(*stack, num_arguments);
+  auto arguments = arguments_of(op, *stack).vec();
+  torch::jit::drop(*stack, arguments.size());
   auto result = core::call(name.c_str(), std::move(arguments));
   if (waits_by_itself(name) && !writes_arguments(op.schema())) {
     result = core::waited(result);
@@ -94,8 +103,7 @@ void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 bool needs_core(const IValue& argument) {
   bool is_needed = false;
   visit_tensors(argument, [&](const at::Tensor& tensor) {
-    is_needed |= tensor.defined() &&
-                 (belongs_to_layer(tensor) || (at::GradMode::is_enabled() && tensor.requires_grad()));
+    is_needed |= tensor.defined() && (belongs_to_layer(tensor) || autograd::needs_gradient(tensor));
   });
   return is_needed;
 }
@@ -108,11 +116,9 @@ std::vector<at::Tensor> written_tensors(const c10::OperatorHandle& op, c10::Arra
   }
   std::vector<at::Tensor> tensors;
   if (name == "batch_p2p_ops") {
-    const auto kinds = arguments[0].toListRef();
-    for (size_t i = 0; i < kinds.size(); ++i) {
-      if (kinds[i].toStringRef() == "irecv") {
-        tensors.push_back(arguments[3].toTensorVector().at(i));
-      }
+    const auto all = arguments[3].toTensorVector();
+    for (const auto i : indices_of_receives(arguments[0])) {
+      tensors.push_back(all.at(i));
     }
     return tensors;
   }
@@ -136,7 +142,7 @@ void check_resolved(at::TensorList tensors, const std::string& name) {
 }
 
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const auto arguments = arguments_of(op, *stack);
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
     // The dispatcher would silently pick one of several devices.
     check_one_device_and_dtype(arguments[0].toTensorVector(), "all_reduce_coalesced_");
@@ -169,7 +175,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
 
 // Returns the results on the meta device: the overwritten arguments themselves.
 void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  return_results(op, stack, written_tensors(op, torch::jit::last(*stack, op.schema().arguments().size())));
+  return_results(op, stack, written_tensors(op, arguments_of(op, *stack)));
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ bool Parts::are_equal() const {
 
 at::DimVector Parts::full_shape() const {
   auto shape = shape_;
-  shape[dim_] = std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0});
+  shape[dim_] = c10::sum_integers(sizes_);
   return shape;
 }
 
@@ -145,11 +145,21 @@ std::vector<int64_t> Parts::numels() const {
 }
 
 at::Tensor Parts::of(const at::Tensor& full, int64_t rank) const {
-  const auto begin = std::accumulate(sizes_.begin(), sizes_.begin() + rank, int64_t{0});
+  const auto begin = c10::sum_integers(sizes_.begin(), sizes_.begin() + rank);
   return full.narrow(dim_, begin, sizes_[rank]);
 }
 
 bool Parts::lie_in_order() const { return is_rank_major(shape_, dim_); }
+
+template <typename Visit>
+void Parts::visit_parts(const at::Tensor& flat, int64_t stride, const at::Tensor& full,
+                        const Visit& visit) const {
+  int64_t begin = 0;
+  for (int64_t rank = 0; rank < num_parts(); ++rank) {
+    visit(flat.narrow(0, begin, numel(rank)).view(shape(rank)), of(full, rank));
+    begin += stride == 0 ? numel(rank) : stride;
+  }
+}
 
 at::Tensor Parts::pack(const at::Tensor& full) const {
   if (lie_in_order()) {
@@ -159,28 +169,19 @@ at::Tensor Parts::pack(const at::Tensor& full) const {
     return split_shards(full, num_parts(), dim_).view(-1);
   }
   auto flat = fresh_tensor(full_numel(), full);
-  int64_t begin = 0;
-  for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    flat.narrow(0, begin, numel(rank)).view(shape(rank)).copy_(of(full, rank));
-    begin += numel(rank);
-  }
+  visit_parts(flat, 0, full, [](const auto& flat_part, const auto& part) { flat_part.copy_(part); });
   return flat;
 }
 
 at::Tensor Parts::pack_padded(const at::Tensor& full) const {
   auto flat = at::zeros(num_parts() * max_numel(), full.options());
-  for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    flat.narrow(0, rank * max_numel(), numel(rank)).view(shape(rank)).copy_(of(full, rank));
-  }
+  visit_parts(flat, max_numel(), full,
+              [](const auto& flat_part, const auto& part) { flat_part.copy_(part); });
   return flat;
 }
 
 void Parts::unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& full) const {
-  int64_t begin = 0;
-  for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    of(full, rank).copy_(flat.narrow(0, begin, numel(rank)).view(shape(rank)));
-    begin += stride == 0 ? numel(rank) : stride;
-  }
+  visit_parts(flat, stride, full, [](const auto& flat_part, const auto& part) { part.copy_(flat_part); });
 }
 
 }  // namespace funcol

@@ -88,6 +88,11 @@ class Parts {
   bool lie_in_order() const;
 
  private:
+  // Calls `visit(flat_part, part)` for each part: in `flat`, where parts begin every `stride` elements (see
+  // unpack()), and in `full`. Both views have the part's shape.
+  template <typename Visit>
+  void visit_parts(const at::Tensor& flat, int64_t stride, const at::Tensor& full, const Visit& visit) const;
+
   at::DimVector shape_;  // of the full tensor, with 1 along dim_
   int64_t dim_;
   std::vector<int64_t> sizes_;

@@ -251,14 +251,7 @@ Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::I
 }
 
 Tensors as_received_batch(Arguments arguments, const char* op) {
-  std::vector<size_t> received;
-  const auto kinds = arguments[0].toListRef();
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i].toStringRef() == "irecv") {
-      received.push_back(i);
-    }
-  }
-  return as_received(from_stack(start_batch_p2p)(arguments, op), received);
+  return as_received(from_stack(start_batch_p2p)(arguments, op), indices_of_receives(arguments[0]));
 }
 
 const auto kCoreSend = started(from_stack(start_send), as_registered);

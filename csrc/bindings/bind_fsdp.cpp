@@ -55,7 +55,7 @@ PyObject* register_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count
   known.unsharded = item(args[1], 2);
   known.alloc_storage = item(args[2], 0);
   known.free_storage = item(args[2], 1);
-  known.set_attribute = Py_NewRef(args[3]);
+  known.module_setattr = Py_NewRef(args[3]);
   known.bypassed = members(args[4]);
   known.collectives = members(args[5]);
   known.streams = members(args[6]);

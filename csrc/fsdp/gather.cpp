@@ -207,7 +207,7 @@ void set_on_module(PyObject* module, PyObject* name, PyObject* param) {
   const auto dict = checked(PyObject_GenericGetDict(module, nullptr));
   auto* const params = PyDict_GetItemWithError(dict.ptr(), interned<"_parameters">());
   const bool is_plain = params != nullptr && PyDict_GetItemWithError(dict.ptr(), setter_name) == nullptr &&
-                        _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().set_attribute;
+                        _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().module_setattr;
   const auto failed =
       is_plain ? PyObject_SetItem(params, name, param) : PyObject_SetAttr(module, name, param);
   if (failed != 0) {
@@ -287,11 +287,8 @@ py::object fsdp_shards(py::handle fsdp_params) {
 }
 
 py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank) {
-  Params params;
-  for (const auto param : fsdp_params) {
-    params.emplace_back(param.ptr());
-  }
-  return to_python(copy_in(find_shards(params).value(), THPVariable_Unpack(output.ptr()), rank));
+  const auto shards = find_shards(param_fields(fsdp_params)).value();
+  return to_python(copy_in(shards, THPVariable_Unpack(output.ptr()), rank));
 }
 
 py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,

@@ -2,11 +2,10 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/as_strided.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <numeric>
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
@@ -212,22 +211,11 @@ bool try_copy_gradients_in(const py::list& gradients, py::handle buffer, int64_t
   return true;
 }
 
-bool accumulates(const Params& params) {
+bool gradients_are_dtensors(const Params& params) {
   return std::ranges::all_of(params, [](const Fields& param) {
     const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
     return !sum.defined() || Py_TYPE(to_python(sum).ptr()) == dtensor_type();
   });
-}
-
-py::object gradient_type(const Params& params) {
-  if (params.empty() || !accumulates(params)) {
-    return {};
-  }
-  auto type = params.front().get<"sharded_grad_dtype">();
-  const bool is_common = std::ranges::all_of(params, [&](const Fields& param) {
-    return param.is<"sharded_grad_dtype">(type.ptr()) && param.is<"offload_to_cpu">(Py_False);
-  });
-  return is_common ? type : py::object();
 }
 
 namespace {
@@ -352,7 +340,14 @@ py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64
 
 py::object fsdp_gradient_type(py::handle fsdp_params) {
   const auto params = fast_path_params(fsdp_params, "_cast_and_view_sharded_grads");
-  return params ? gradient_type(*params) : py::object();
+  if (!params || params->empty() || !gradients_are_dtensors(*params)) {
+    return {};
+  }
+  auto type = params->front().get<"sharded_grad_dtype">();
+  const bool is_common = std::ranges::all_of(*params, [&](const Fields& param) {
+    return param.is<"sharded_grad_dtype">(type.ptr()) && param.is<"offload_to_cpu">(Py_False);
+  });
+  return is_common ? type : py::object();
 }
 
 py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) {
@@ -369,15 +364,12 @@ py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) 
 
 py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks) {
   const auto padded = checked(PySequence_Fast(sizes.ptr(), "padded sizes"));
-  Params params;
   std::vector<int64_t> lengths;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fsdp_params.ptr()); ++i) {
-    params.emplace_back(PyList_GET_ITEM(fsdp_params.ptr(), i));
     const auto sizes = to_ints(PySequence_Fast_GET_ITEM(padded.ptr(), i));
-    lengths.push_back(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) /
-                      num_ranks);
+    lengths.push_back(c10::multiply_integers(sizes) / num_ranks);
   }
-  accumulate(THPVariable_Unpack(buffer.ptr()), params, lengths);
+  accumulate(THPVariable_Unpack(buffer.ptr()), param_fields(fsdp_params), lengths);
   return py::none();
 }
 

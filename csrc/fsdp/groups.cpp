@@ -50,7 +50,7 @@ struct Gather {
 std::optional<Gather> find_gather(const Fields& group) {
   const auto params = unmodified_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
   const auto mesh_info = mesh_to_gather_over(group);
-  if (!params || !is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+  if (!params || !is_sharded_mesh(mesh_info)) {
     return std::nullopt;
   }
   auto process_group = attribute<"shard_process_group">(mesh_info);
@@ -122,7 +122,7 @@ bool unshard(py::handle object, py::handle is_async, bool is_enabled = false) {
   }
   if (group_moment() > 0) {
     const auto mesh_info = mesh_to_gather_over(fields);
-    if (is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+    if (is_sharded_mesh(mesh_info)) {
       check_is_current(mesh_info, group_object(attribute<"shard_process_group">(mesh_info).ptr()));
     }
   }
@@ -191,7 +191,7 @@ bool wait_for_unshard(py::handle object, bool is_enabled = false) {
                          ? unmodified_group(object.ptr(), "FSDPParamGroup.wait_for_unshard")
                          : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
-  if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
+  if (!group || !is_sharded_mesh(mesh_info) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
     return false;
   }
@@ -231,14 +231,14 @@ bool wait_for_unshard(py::handle object, bool is_enabled = false) {
 }
 
 // Calls unshard(), or PyTorch's method if C++ cannot do its work. group_fast_path_is_enabled() must be true,
-// as for wait_now().
-void unshard_now(const Fields& group) {
+// as for wait_or_fall_back().
+void unshard_or_fall_back(const Fields& group) {
   if (!unshard(group.object(), group.get<"unshard_async_op">(), /*is_enabled=*/true)) {
     call_method<"unshard">(group.object(), group.get<"unshard_async_op">());
   }
 }
 
-void wait_now(const Fields& group) {
+void wait_or_fall_back(const Fields& group) {
   if (!wait_for_unshard(group.object(), /*is_enabled=*/true)) {
     call_method<"wait_for_unshard">(group.object());
   }
@@ -265,7 +265,7 @@ void prefetch(const Fields& group) {
   set_state(target, training_state<"PRE_BACKWARD">());
   try {
     if (unmodified_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
-      unshard_now(target);
+      unshard_or_fall_back(target);
     } else {
       call_method<"unshard">(before, target.get<"unshard_async_op">());
     }
@@ -287,8 +287,8 @@ py::object fsdp_pre_forward(py::handle fsdp_group) {
   }
   const bool is_first = !is_in_state<"FORWARD">(*group);
   set_state(*group, training_state<"FORWARD">());
-  unshard_now(*group);
-  wait_now(*group);
+  unshard_or_fall_back(*group);
+  wait_or_fall_back(*group);
   return py::bool_(is_first);
 }
 
@@ -329,8 +329,8 @@ py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
     return py::none();
   }
   set_state(*group, training_state<"PRE_BACKWARD">());
-  unshard_now(*group);
-  wait_now(*group);
+  unshard_or_fall_back(*group);
+  wait_or_fall_back(*group);
   set_gradient_types(*group, /*deferred=*/true);
   if (PyObject_IsTrue(prefetches.ptr()) == 1) {
     prefetch(*group);

@@ -63,6 +63,14 @@ std::optional<Fields> find_unmodified(PyObject* object, const PyTypeObject* type
   return has_own ? std::nullopt : std::optional(std::move(fields));
 }
 
+Params param_fields(py::handle list) {
+  Params params;
+  for (const auto param : list) {
+    params.emplace_back(param.ptr());
+  }
+  return params;
+}
+
 std::optional<Params> unmodified_params(PyObject* list, ReplacedFunction function) {
   if (list == nullptr || !PyList_CheckExact(list)) {
     return std::nullopt;

@@ -83,7 +83,7 @@ struct FullyShard {
   py::handle unsharded;
   PyObject* alloc_storage = nullptr;
   PyObject* free_storage = nullptr;
-  PyObject* set_attribute = nullptr;  // torch.nn.Module.__setattr__
+  PyObject* module_setattr = nullptr;  // torch.nn.Module.__setattr__
   Members bypassed;
   Members collectives;  // between a group's gather or reduction and its process group
   Members streams;      // substitutes for streams and events on the CPU, which has none
@@ -154,6 +154,9 @@ std::optional<Fields> find_unmodified(PyObject* object, const PyTypeObject* type
                                       const FullyShard::Names& methods);
 
 using Params = std::vector<Fields>;
+
+// Returns the fields of each FSDPParam of a list, unchecked.
+Params param_fields(py::handle list);
 
 // Returns a list of FSDPParams, all of them find_unmodified() for `function`, or nullopt for other lists.
 std::optional<Params> unmodified_params(PyObject* list, ReplacedFunction function);

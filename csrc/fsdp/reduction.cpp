@@ -1,8 +1,8 @@
 // The reduction of a group's gradients after its backward pass: fsdp_post_backward() of fsdp/groups.h.
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,7 +36,7 @@ class Reduction {
         comm_(fields_.get<"_reduce_scatter_comm">(), imported<kCollectives, "DefaultReduceScatter">()) {}
 
   // Releases the inputs of earlier reductions, except for as many as FSDP2 keeps.
-  void recycle() const {
+  void release_earlier_inputs() const {
     const auto context = fields_.get<"comm_ctx">();
     const auto states = py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context));
     const auto num_kept = to_int(attribute<"reduce_scatter_max_input_buffers">(context).ptr());
@@ -83,10 +83,10 @@ class Reduction {
     for (const auto gradient : taken.tensors) {
       lengths.push_back(padded_length(THPVariable_Unpack(gradient.ptr()), num_ranks) / num_ranks);
     }
-    const auto length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    const auto length = c10::sum_integers(lengths);
     const auto input = comm_.allocate(length * num_ranks, dtype, device);
-    if (!try_copy_gradients_in(taken.tensors, input,
-                               num_ranks)) {  // any tensor, if a program's own comm has allocated it
+    // The input may be any tensor if a program's own comm has allocated it.
+    if (!try_copy_gradients_in(taken.tensors, input, num_ranks)) {
       imported<kCollectives, "foreach_reduce_scatter_copy_in">()(taken.tensors, input, num_ranks);
     }
     taken.tensors = py::list();
@@ -233,20 +233,20 @@ class Reduction {
   }
 
   // Neighboring parameters whose gradients have one dtype.
-  struct Run {
+  struct DtypeRun {
     std::span<const Fields> params;
     std::span<const int64_t> lengths;
     int64_t length = 0;  // of all
     at::ScalarType dtype;
   };
 
-  static std::vector<Run> runs_of(const Params& params, const std::vector<int64_t>& lengths,
-                                  at::ScalarType reduced) {
-    std::vector<Run> runs;
+  static std::vector<DtypeRun> runs_of(const Params& params, const std::vector<int64_t>& lengths,
+                                       at::ScalarType reduced) {
+    std::vector<DtypeRun> runs;
     for (size_t begin = 0; begin < params.size();) {
       const auto type = params[begin].get<"sharded_grad_dtype">();
       size_t end = begin;
-      Run run{.dtype = type.is_none() ? reduced : to_dtype(type)};
+      DtypeRun run{.dtype = type.is_none() ? reduced : to_dtype(type)};
       for (; end < params.size() && params[end].is<"sharded_grad_dtype">(type.ptr()); ++end) {
         run.length += lengths[end];
       }
@@ -264,10 +264,7 @@ class Reduction {
   void cast_and_accumulate(const py::list& params, const at::Tensor& output,
                            const std::vector<int64_t>& lengths, const py::object& consumer,
                            const py::object& stream) const {
-    Params fields;
-    for (const auto param : params) {
-      fields.emplace_back(param.ptr());
-    }
+    const auto fields = param_fields(params);
     const auto runs = runs_of(fields, lengths, output.scalar_type());
     int64_t num_cast = 0;
     for (const auto& run : runs) {
@@ -304,15 +301,15 @@ bool has_default_reduction(const Group& group) {
          fields.is<"reduce_scatter_unused_params">(Py_False) &&
          fields.is<"_prepare_reduce_scatter_inputs">(
              imported<kCollectives, "_default_reduce_scatter_input_fn">().ptr()) &&
-         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) && accumulates(group.params) &&
-         std::ranges::all_of(group.params, is_cut_along_dim_0);
+         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) &&
+         gradients_are_dtensors(group.params) && std::ranges::all_of(group.params, is_cut_along_dim_0);
 }
 
 // Returns the process groups of the shards and of the replicas, null if there are none. Returns nullopt if
 // the group is of an uncommon kind.
 std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields& group) {
   const auto mesh_info = group.get<"mesh_info">();
-  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+  if (!is_sharded_mesh(mesh_info)) {
     return std::nullopt;
   }
   const auto known = [&](py::object object) {
@@ -328,7 +325,7 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
   if (!shards.c10d || shards.c10d->getSize() == 1) {
     return std::nullopt;
   }
-  if (is_sharded_mesh(mesh_info, /*or_replicated=*/false)) {
+  if (!has_replicas(mesh_info)) {
     return std::pair{shards, ProcessGroup{py::none(), nullptr}};
   }
   const auto replicas = known(attribute<"replicate_process_group">(mesh_info));
@@ -347,30 +344,25 @@ py::object fsdp_post_backward(py::handle fsdp_group) {
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
-  if (group->fields.is<"reduce_grads">(Py_False)) {
-    set_state(group->fields, training_state<"POST_BACKWARD">());
-    group->fields.set<"_post_backward_pending">(Py_True);
-    set_gradient_types(group->fields, /*deferred=*/false);
-    if (group->fields.is_true<"reshard_after_backward">()) {
-      to_sharded(*group);
-    }
-    return py::none();
-  }
-  const auto groups = has_default_reduction(*group) ? process_groups(group->fields) : std::nullopt;
-  if (!groups) {
+  const bool reduces = !group->fields.is<"reduce_grads">(Py_False);
+  const auto groups = reduces && has_default_reduction(*group) ? process_groups(group->fields) : std::nullopt;
+  if (reduces && !groups) {
     return {};
   }
 
   set_state(group->fields, training_state<"POST_BACKWARD">());
-  group->fields.set<"_post_backward_pending">(Py_False);
-  auto taken = take_gradients(*group);
-  TORCH_INTERNAL_ASSERT(taken);
+  group->fields.set<"_post_backward_pending">(reduces ? Py_False : Py_True);
+  auto taken = reduces ? take_gradients(*group) : std::nullopt;
   set_gradient_types(group->fields, /*deferred=*/false);
   if (group->fields.is_true<"reshard_after_backward">()) {
     to_sharded(*group);
   }
+  if (!reduces) {
+    return py::none();
+  }
+  TORCH_INTERNAL_ASSERT(taken);
   const Reduction reduction(*group, groups->first, groups->second);
-  reduction.recycle();
+  reduction.release_earlier_inputs();
   if (!taken->tensors.empty()) {
     reduction.run(*std::move(taken));
   }

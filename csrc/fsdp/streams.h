@@ -154,10 +154,12 @@ class Comm {
   bool is_own_;
 };
 
-inline bool is_sharded_mesh(py::handle mesh_info, bool or_replicated) {
-  const auto type = py::type::handle_of(mesh_info);
-  return type.is(imported<kGroups, "FSDPMeshInfo">()) ||
-         (or_replicated && type.is(imported<kGroups, "HSDPMeshInfo">()));
+inline bool has_replicas(py::handle mesh_info) {
+  return py::type::handle_of(mesh_info).is(imported<kGroups, "HSDPMeshInfo">());
+}
+
+inline bool is_sharded_mesh(py::handle mesh_info) {
+  return py::type::handle_of(mesh_info).is(imported<kGroups, "FSDPMeshInfo">()) || has_replicas(mesh_info);
 }
 
 inline bool group_fast_path_is_enabled() { return fast_path_is_enabled() && !at::hasCallbacks(); }

@@ -192,7 +192,7 @@ void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
 }
 
 StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
+  constexpr auto kOp = all_gather::kRows;
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
   dim = wrap_dim(dim, input, kOp);
@@ -228,7 +228,7 @@ StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const G
 // leaves the padding out.
 StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                                           at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "all_gather_tensor";
+  constexpr auto kOp = all_gather::kAlongDim;
   const auto start_even = [&] {
     auto start = start_all_gather(input, dim, group);
     start.op = kOp;
@@ -263,7 +263,7 @@ StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, 
 }
 
 StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  constexpr auto kOp = all_gather::kCoalesced;
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};
   }
@@ -306,7 +306,7 @@ StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor
 
 StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
                                              const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
+  constexpr auto kOp = all_gather::kRows;
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
   check_dense(outs, kOp);

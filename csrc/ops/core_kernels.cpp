@@ -45,14 +45,10 @@ torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
   });
 }
 
-// Returns true for the operators of _c10d_functional_autograd.
-bool has_autograd_operator(const CoreKernel& kernel) {
-  return kernel.name == "all_gather_into_tensor" || kernel.name == "reduce_scatter_tensor" ||
-         kernel.name == "all_to_all_single";
-}
-
+// Returns true if `name_space` has an operator of the kernel's name: _c10d_functional_autograd has three.
 bool exists_in(std::string_view name_space, const CoreKernel& kernel) {
-  return !name_space.ends_with("_autograd") || has_autograd_operator(kernel);
+  return !name_space.ends_with("_autograd") || kernel.name == "all_gather_into_tensor" ||
+         kernel.name == "reduce_scatter_tensor" || kernel.name == "all_to_all_single";
 }
 
 // Returns all_reduce for "all_reduce(Tensor self, ...) -> Tensor".

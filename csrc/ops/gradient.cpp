@@ -228,10 +228,6 @@ bool depends_on_values(const c10d::ReduceOp& reduce_op) {
   return kind == Kind::MIN || kind == Kind::MAX || kind == Kind::PRODUCT;
 }
 
-bool depends_on_values(const IValue& reduce_op, const char* op) {
-  return depends_on_values(reduce_op_from_ivalue(reduce_op, op));
-}
-
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
                               const IValue& reduce_op, const IValue& group, const char* op) {
   const auto resolved = reduce_op_from_ivalue(reduce_op, op);

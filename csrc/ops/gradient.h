@@ -155,6 +155,5 @@ Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors
 
 // Returns true for the reduce ops whose rule reads the values that were reduced: min, max, product.
 bool depends_on_values(const c10d::ReduceOp& reduce_op);
-bool depends_on_values(const IValue& reduce_op, const char* op);
 
 }  // namespace funcol::autograd

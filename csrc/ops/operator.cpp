@@ -169,7 +169,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     note_written(overwritten);
     return call_core(op, stack);
   }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const BelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 

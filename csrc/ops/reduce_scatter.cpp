@@ -254,7 +254,7 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
 
 StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
                                        const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor";
+  using reduce_scatter::kOp;
   const BelowAutograd below_autograd;
   check_reduce_scatter(input, reduce_op, dim, *group, kOp);
   dim = wrap_dim(dim, input, kOp);
@@ -271,7 +271,7 @@ StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::Redu
 StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
                                               int64_t dim, const GroupPtr& group,
                                               at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "reduce_scatter_tensor";
+  using reduce_scatter::kOp;
   if (!split_sizes.has_value()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
   }
@@ -297,7 +297,7 @@ StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10
 
 StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
                                                  at::IntArrayRef dims, const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  constexpr auto kOp = reduce_scatter::kCoalesced;
   check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};

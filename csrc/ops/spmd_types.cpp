@@ -86,7 +86,7 @@ bool is_watched(const Tensor& input) { return has_active_layers() || belongs_to_
 // Returns the pending result of a collective: `change_view` of its only output.
 template <typename ChangeView>
 Tensor as_pending_view(StartedCollective start, const ChangeView& change_view) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const BelowAutograd below_autograd;
   start.outputs[0] = change_view(start.outputs[0]);
   return as_sole_pending(std::move(start));
 }
@@ -94,7 +94,7 @@ Tensor as_pending_view(StartedCollective start, const ChangeView& change_view) {
 Tensor gathered(const Tensor& part, const PlacedType& from, const GroupPtr& group) {
   if (from.type == Type::kVarying && !is_watched(part)) {
     settle(part);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     return as_sole_pending(start_all_gather(part.unsqueeze(from.dim), from.dim, group));
   }
   const auto shard = from.type == Type::kVarying ? part.unsqueeze(from.dim) : part;
@@ -108,7 +108,7 @@ Tensor reduced_part_dim_first(const Tensor& partial, int64_t dim, const GroupPtr
     return call::reduce_scatter_along_dim.traced(rows, "sum", 0, as_ivalue(group), {}).movedim(0, dim);
   }
   settle(partial);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const BelowAutograd below_autograd;
   const auto rows = private_input(partial.movedim(dim, 0));
   return as_pending_view(start_reduce_scatter(rows, c10d::ReduceOp::SUM, 0, group),
                          [&](const Tensor& part) { return part.movedim(0, dim); });

@@ -279,9 +279,7 @@ void prefetch(const Fields& group) {
 }  // namespace
 
 py::object fsdp_pre_forward(py::handle fsdp_group) {
-  const auto group = group_fast_path_is_enabled()
-                         ? unmodified_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_forward")
-                         : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group_fields>(fsdp_group, "FSDPParamGroup.pre_forward");
   if (!group) {
     return {};
   }
@@ -293,9 +291,7 @@ py::object fsdp_pre_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_post_forward(py::handle fsdp_group) {
-  const auto group = group_fast_path_is_enabled()
-                         ? unmodified_group(fsdp_group.ptr(), "FSDPParamGroup.post_forward")
-                         : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group>(fsdp_group, "FSDPParamGroup.post_forward");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -319,9 +315,7 @@ py::object fsdp_post_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
-  const auto group = group_fast_path_is_enabled()
-                         ? unmodified_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_backward")
-                         : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group_fields>(fsdp_group, "FSDPParamGroup.pre_backward");
   if (!group) {
     return {};
   }

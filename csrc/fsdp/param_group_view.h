@@ -158,7 +158,7 @@ using Params = std::vector<Fields>;
 // Returns the fields of each FSDPParam of a list, unchecked.
 Params param_fields(py::handle list);
 
-// Returns a list of FSDPParams, all of them find_unmodified() for `function`, or nullopt for other lists.
+// Returns the FSDPParams in a list, or nullopt unless find_unmodified() finds all for `function`.
 std::optional<Params> unmodified_params(PyObject* list, ReplacedFunction function);
 
 struct Group {
@@ -166,12 +166,12 @@ struct Group {
   Params params;
 };
 
-// Returns an FSDPParamGroup, or nullopt if it is not find_unmodified() for `function`. unmodified_group()
+// Returns an FSDPParamGroup, or nullopt unless find_unmodified() finds it for `function`. unmodified_group()
 // also checks its parameters.
 std::optional<Fields> unmodified_group_fields(PyObject* object, ReplacedFunction function);
 std::optional<Group> unmodified_group(PyObject* object, ReplacedFunction function);
 
-// Returns the same while fast_path_is_enabled() holds, otherwise nullopt.
+// Return the same while fast_path_is_enabled(), otherwise nullopt.
 std::optional<Params> fast_path_params(py::handle list, ReplacedFunction function);
 std::optional<Group> fast_path_group(py::handle object, ReplacedFunction function);
 

@@ -338,9 +338,7 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
 }  // namespace
 
 py::object fsdp_post_backward(py::handle fsdp_group) {
-  const auto group = group_fast_path_is_enabled()
-                         ? unmodified_group(fsdp_group.ptr(), "FSDPParamGroup.post_backward")
-                         : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group>(fsdp_group, "FSDPParamGroup.post_backward");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }

@@ -162,6 +162,14 @@ inline bool is_sharded_mesh(py::handle mesh_info) {
   return py::type::handle_of(mesh_info).is(imported<kGroups, "FSDPMeshInfo">()) || has_replicas(mesh_info);
 }
 
+// Returns true if fast_path_is_enabled() and no profiler is active: the methods of groups record ranges.
 inline bool group_fast_path_is_enabled() { return fast_path_is_enabled() && !at::hasCallbacks(); }
+
+// Returns `find(object, function)`, such as unmodified_group(), while group_fast_path_is_enabled(), otherwise
+// nullopt.
+template <auto find>
+auto on_group_fast_path(py::handle object, ReplacedFunction function) {
+  return group_fast_path_is_enabled() ? find(object.ptr(), function) : std::nullopt;
+}
 
 }  // namespace funcol::python

@@ -186,7 +186,7 @@ void note_all_removed() {
 
 constexpr auto kChangeLocalType = "change_local_type";
 
-local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
+local_types::PlacedType placed_argument(PyObject* type, PyObject* dim) {
   return {static_cast<local_types::Type>(int_argument(type, "type", kChangeLocalType)),
           int_argument(dim, "dim", kChangeLocalType)};
 }
@@ -210,13 +210,13 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
       {to_optional_dtype(args[8], kChangeLocalType), to_optional_dtype(args[9], kChangeLocalType)},
       {to_optional_dtype(args[10], kChangeLocalType), to_optional_dtype(args[11], kChangeLocalType)},
       /*scatters_dim_first=*/args[7] == Py_True};
-  if (!local_types::takes(input, change, *group)) {
+  if (!local_types::supports(input, change, *group)) {
     return not_implemented();
   }
   at::Tensor result;
   {
     const WithoutGil no_gil;
-    result = local_types::make(input, change, group, /*keeps_input=*/args[6] == Py_True);
+    result = local_types::apply_change(input, change, group, /*keeps_input=*/args[6] == Py_True);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS

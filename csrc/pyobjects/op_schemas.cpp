@@ -175,7 +175,7 @@ class Reader {
     auto& keyword = schema_.keywords.emplace_back(KeywordTensor{argument.name(), std::nullopt, false});
     if (argument.is_out()) {
       keyword.out = Spec{read_meta(spec), read_layout_as_pytorch(spec)};
-      keyword.strided_as_order = compat::strided_shards_stand_for_order(spec);
+      keyword.strided_as_order = compat::strided_shards_represent_shard_order(spec);
     }
   }
 
@@ -199,7 +199,7 @@ class Reader {
     auto layout = reading_ == Reading::kAsPyTorch ? read_layout_as_pytorch(spec)
                                                   : read_layout(spec, meta, schema_.op->name);
     if (has_strided_shards(layout) && !schema_.strided_as_order) {
-      schema_.strided_as_order = compat::strided_shards_stand_for_order(spec);
+      schema_.strided_as_order = compat::strided_shards_represent_shard_order(spec);
     }
     return layout;
   }

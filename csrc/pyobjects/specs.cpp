@@ -186,7 +186,7 @@ py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   const auto own = copy(spec, {{interned<"mesh">(), py::none()},
                                {interned<"tensor_meta">(), py::none()},
                                {interned<"_hash">(), py::none()}});
-  auto words = words_of(layout, compat::strided_shards_stand_for_order(spec));
+  auto words = words_of(layout, compat::strided_shards_represent_shard_order(spec));
   const auto& earlier = specs_of_layouts().try_emplace(std::move(words), own).first->second;
   const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
                        are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
@@ -370,7 +370,7 @@ SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
       return nullptr;
     }
     const bool strided_as_order =
-        has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
+        has_strided_shards(value.layout) && compat::strided_shards_represent_shard_order(spec);
     return find_or_make(mesh, value, strided_as_order, [&] { return copy_onto(spec, mesh); });
   } catch (const c10::Error&) {
   } catch (const py::error_already_set&) {

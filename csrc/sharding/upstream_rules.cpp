@@ -326,7 +326,7 @@ class PyTorchPart {
   void add(size_t number, bool is_positional) {
     const auto& [spec, mesh] = whole_.tensors[part_.tensors[number]];
     add_operand({part_.schema.call.tensors[number], part_.schema.layouts[number],
-                 compat::strided_shards_stand_for_order(spec), is_positional,
+                 compat::strided_shards_represent_shard_order(spec), is_positional,
                  !mesh.is(part_.mesh) && !mesh.equal(part_.mesh)});
     numbers_.emplace_back(number);
   }

@@ -198,7 +198,7 @@ def _hand_over(replaced: Iterable[str]) -> None:
     passed_by = dict.fromkeys(passed for name in replaced for passed in FUNCTIONS[name].passes_by)
     states = _fsdp_param.ShardedState
     group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
-    _C.know_fully_shard(
+    _C.register_fully_shard(
         (group, param),
         (states.SHARDED, states.SHARDED_POST_FORWARD, states.UNSHARDED),
         (_fsdp_param.alloc_storage, _fsdp_param.free_storage),

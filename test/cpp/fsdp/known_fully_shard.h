@@ -22,7 +22,7 @@ class FullyShard : public ::testing::Test {
     known.unsharded = kept("x.states.UNSHARDED");
     known.alloc_storage = kept("x.classes.alloc_storage");
     known.free_storage = kept("x.classes.free_storage");
-    known.set_attribute = kept("torch.nn.Module.__setattr__");
+    known.module_setattr = kept("torch.nn.Module.__setattr__");
   }
 
   void SetUp() override {

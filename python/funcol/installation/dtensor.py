@@ -36,25 +36,25 @@ from ..redistribution.local_redistribute import (
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
-from ..sharding.op_schemas import pending_axes, specs_in, with_replicated
+from ..sharding.op_schemas import partial_axes, specs_in, with_replicated
 from . import patching, random_operators, view_writeback
 
-_to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
-_from_local: Callable[..., DTensor] = patching.copied(DTensor.from_local)
-_redistribute: Callable[..., DTensor] = patching.copied(DTensor.redistribute)
-_full_tensor: Callable[..., Tensor] = patching.copied(DTensor.full_tensor)
-_redistribute_local_tensor: Callable[..., Tensor] = patching.copied(
+_to_local: Callable[..., Tensor] = patching.copy_function(DTensor.to_local)
+_from_local: Callable[..., DTensor] = patching.copy_function(DTensor.from_local)
+_redistribute: Callable[..., DTensor] = patching.copy_function(DTensor.redistribute)
+_full_tensor: Callable[..., Tensor] = patching.copy_function(DTensor.full_tensor)
+_redistribute_local_tensor: Callable[..., Tensor] = patching.copy_function(
     stock_redistribute.redistribute_local_tensor
 )
-_redistribute_cost: Callable[..., float] = patching.copied(stock_collectives.redistribute_cost)
-_distribute_tensor: Callable[..., DTensor] = patching.copied(stock_distribute_tensor)
+_redistribute_cost: Callable[..., float] = patching.copy_function(stock_collectives.redistribute_cost)
+_distribute_tensor: Callable[..., DTensor] = patching.copy_function(stock_distribute_tensor)
 _dispatcher = _compat.dispatcher_functions()
-_local_results: Callable[..., object] = patching.copied(_dispatcher["local_results"])
+_local_results: Callable[..., object] = patching.copy_function(_dispatcher["local_results"])
 
 use_as_pytorchs(_redistribute_local_tensor)
 
 
-# The four methods that programs call at every step. PyTorch's functions get their code (patching.inlined), so
+# The four methods that programs call at every step. PyTorch's functions get their code (patching.inline), so
 # that C++ is one call away: they refer to their parameters alone.
 
 
@@ -360,16 +360,16 @@ def _written_first(
     wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[0]
     if not isinstance(held, DTensorSpec) or held.placements == wanted.placements:
         return _run(self, op_call, args, op_info)
-    if not view_writeback.stays_as_it_is(held):
-        view_writeback.check_is_alone(op_call, args[0])
-    pending = pending_axes(held)
+    if not view_writeback.can_write_back(held):
+        view_writeback.check_shares_no_memory(op_call, args[0])
+    pending = partial_axes(held)
     is_overwritten = view_writeback.overwrites(op_call)
     if not is_overwritten or with_replicated(held, pending).placements != wanted.placements:
         return _run(self, op_call, args, op_info)
     local = op_info.local_args[0]
     op_info.flat_args_schema[0] = wanted
     results = _run(self, op_call, args, op_info)
-    view_writeback.first_moved(op_call, local, held, local, wanted)
+    view_writeback.write_back_or_register(op_call, local, held, local, wanted)
     return results
 
 
@@ -383,7 +383,7 @@ def _written_list(
     if specs == wanted:
         return _run(self, op_call, args, op_info)
     results = _local_results(self, op_call, args, op_info)
-    view_writeback.bring_back_moved(held, specs, op_info.local_args[:count], wanted)
+    view_writeback.write_back_list(held, specs, op_info.local_args[:count], wanted)
     return results
 
 
@@ -394,14 +394,16 @@ def _run(
     held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
-        op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
+        op_info.local_kwargs = keyword_tensors.redistribute_keywords(
+            schema, op_info.local_kwargs, redistribute_local_tensor
+        )
     if op_call in random_operators.OPERATORS:
         results = random_operators.local_results(self, op_call, op_info)
     if results is NotImplemented:
         results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
     if moved is not held and isinstance(spec, DTensorSpec):
-        view_writeback.first_moved(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
+        view_writeback.write_back_or_register(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
     return results
 
 

@@ -56,7 +56,7 @@ _ATTRIBUTES = {
 _awaits_dynamo = False
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Gives tensors the methods, and ``isinstance`` its answer. Returns the function that undoes it."""
     global _awaits_dynamo
     with ExitStack() as undo:

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C
-from ..collectives.groups import group_named, mesh_group_name
+from ..collectives.groups import group_by_name, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
 from .local_redistribute import Redistribute, RedistributionOptions, axes_with_own_rules, redistributed
@@ -211,7 +211,7 @@ def _groups(src: DeviceMesh, dst: DeviceMesh) -> Iterator[tuple[str, list[int]]]
             continue
         names = [mesh_group_name(mesh, axis) for axis in range(mesh.ndim)]
         for name in (*names, *merged_groups(mesh).values()):
-            yield name, dist.get_process_group_ranks(group_named(name))
+            yield name, dist.get_process_group_ranks(group_by_name(name))
 
 
 _C.hand_over("mesh_pair", mesh_pair)

@@ -141,7 +141,7 @@ class Recorder:
         return f"no module{last}" if self._calls else "no module yet"
 
     @contextmanager
-    def running(self, is_reference: bool) -> Iterator[None]:
+    def recording(self, is_reference: bool) -> Iterator[None]:
         """Records what runs within. If funcol is installed, the reference draws the numbers of DTensors."""
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
@@ -173,23 +173,23 @@ class Recorder:
     def _call(self, called: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         call = self._calls[module] = self._calls.get(module, -1) + 1
         self._sites.setdefault(module, own_line(traceback.walk_stack(sys._getframe())))
-        args, kwargs = self._passed(module, "input", call, (args, kwargs))
+        args, kwargs = self._record_tensors(module, "input", call, (args, kwargs))
         depth, random_state = len(self._running), _random_state()
         self._running.append(self._names[module] or type(module).__name__)
         output = called(module, *args, **kwargs)
         del self._running[depth:]  # also those that raised
         if not torch.equal(random_state, _random_state()):
             self._draws.add(module)
-        return self._passed(module, "output", call, output)
+        return self._record_tensors(module, "output", call, output)
 
-    def _passed(self, module: nn.Module, kind: str, call: int, passed: Any) -> Any:
+    def _record_tensors(self, module: nn.Module, kind: str, call: int, passed: Any) -> Any:
         """Records the tensors of ``passed`` and their gradients; returns what is passed instead of it."""
         # The gradient that reaches an input through this module alone is that of an alias of it.
         aliases: dict[int, Tensor] = {}
 
         def record_gradient(path: str, gradient: Tensor) -> Tensor | None:
             self._last_gradient = f"grad_{kind} of {self._names[module] or type(module).__name__}"
-            gradient = self._disturbed(gradient)
+            gradient = self._add_noise(gradient)
             self._recorded.append((module, f"grad_{kind}", call, path, self._value(gradient)))
             return gradient if self._noise[1] else None
 
@@ -197,7 +197,7 @@ class Recorder:
             if not isinstance(tensor, Tensor):
                 return tensor
             path, is_first = pytree.keystr(keys), True
-            passed = tensor if kind == "input" else self._disturbed(tensor)
+            passed = tensor if kind == "input" else self._add_noise(tensor)
             self._recorded.append((module, kind, call, path, self._value(passed)))
             if not (passed.requires_grad and torch.is_grad_enabled()):
                 return passed
@@ -210,7 +210,7 @@ class Recorder:
 
         return pytree.tree_map_with_path(record, passed)
 
-    def _disturbed(self, tensor: Tensor) -> Tensor:
+    def _add_noise(self, tensor: Tensor) -> Tensor:
         generator, size = self._noise
         if not size or not tensor.is_floating_point():
             return tensor

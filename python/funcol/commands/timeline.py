@@ -106,24 +106,22 @@ def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
     trace contains none of this. Takes as long as sorting the spans, however they overlap.
     """
     rank = rank if trace.rank is None else trace.rank
-    looked_at = _Window(trace.spans, during, rank)
-    on_devices = looked_at.spans(span for span in trace.spans if span.kind in _OF_DEVICES)
+    window = _Window(trace.spans, during, rank)
+    on_devices = window.spans(span for span in trace.spans if span.kind in _OF_DEVICES)
     if on_devices:
         communication = [span for span in on_devices if span.name.startswith("nccl")]
         compute = merged(span for span in on_devices if not span.name.startswith("nccl"))
         waits: list[Interval] = []
     else:
-        communication = looked_at.spans(
-            span for span in trace.spans if span.name.startswith(_BACKENDS_OF_HOSTS)
-        )
+        communication = window.spans(span for span in trace.spans if span.name.startswith(_BACKENDS_OF_HOSTS))
         waits = merged(span for span in trace.spans if span.name.startswith(_WAITS))
         compute = without(merged(_operators(trace.spans)), waits)
     found = Activity(
         rank,
-        looked_at.intervals(compute),
+        window.intervals(compute),
         communication,
-        looked_at.intervals(merged(communication)),
-        looked_at.intervals(waits),
+        window.intervals(merged(communication)),
+        window.intervals(waits),
     )
     if not (found.communication or found.compute):
         raise ValueError(f"the trace of rank {rank} has neither operators nor collectives.")

@@ -25,13 +25,13 @@ from torch.distributed.tensor._op_schema import OpStrategy
 from .. import _C, _compat
 from ..collectives import errors
 from ..redistribution.conversions import to_local_in_order
-from ..redistribution.functions import check_is_mesh, redistributed_by_python
+from ..redistribution.functions import check_is_mesh, redistribute_in_python
 from ..redistribution.local_redistribute import (
     RedistributionOptions,
-    are_known,
     axes_with_own_rules,
     move,
-    use_as_pytorchs,
+    plans_support,
+    set_pytorch_redistribute,
 )
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
@@ -51,7 +51,7 @@ _distribute_tensor: Callable[..., DTensor] = patching.copy_function(stock_distri
 _dispatcher = _compat.dispatcher_functions()
 _local_results: Callable[..., object] = patching.copy_function(_dispatcher["local_results"])
 
-use_as_pytorchs(_redistribute_local_tensor)
+set_pytorch_redistribute(_redistribute_local_tensor)
 
 
 # The four methods that programs call at every step. PyTorch's functions get their code (patching.inline), so
@@ -132,7 +132,7 @@ def _redistribute_in_python(
         or simulates_ranks()
         or has_symbols(dtensor._spec)
         or not all(  # if a placement has neither a plan nor a rule of its own
-            are_known((placement,)) or axes_with_own_rules((placement,))
+            plans_support((placement,)) or axes_with_own_rules((placement,))
             for placement in (*dtensor._spec.placements, *placements)
         )
     ):
@@ -147,7 +147,7 @@ def _redistribute_in_python(
     # Same placements move nothing, whatever the order in which the axes cut.
     order = dtensor._spec.shard_order if tuple(placements) == dtensor._spec.placements else None
     options = RedistributionOptions(async_op, lenient=True)
-    return redistributed_by_python(
+    return redistribute_in_python(
         dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, options
     )
 
@@ -273,7 +273,7 @@ def redistribute_local_tensor(
     if axis is not None:
         reduced: Tensor = placements[axis]._reduce_value(local_tensor, current_spec.mesh, axis)  # type: ignore[attr-defined]
         return reduced
-    if not is_simulated and are_known(placements):
+    if not is_simulated and plans_support(placements):
         return move(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True)
     return _redistribute_local_tensor(
         local_tensor,

@@ -22,7 +22,7 @@ from ..collectives.functions import all_reduce
 from ..collectives.import_hooks import InstallOnImport
 from ..local_map.regions import cuts_of, num_pieces, uneven_dims
 from ..redistribution.meshes import simulates_ranks
-from ..redistribution.specs import dense_strides_like, placed
+from ..redistribution.specs import dense_strides_like, with_placements
 from . import patching
 
 
@@ -52,7 +52,7 @@ def _uneven_axes(arguments: list[Any], in_placements: Any) -> set[int]:
         if isinstance(argument, DTensor):
             given = in_placements[number] if in_placements is not None else None
             spec = argument._spec
-            specs.append(placed(spec, spec.mesh, tuple(given)) if given else spec)
+            specs.append(with_placements(spec, spec.mesh, tuple(given)) if given else spec)
     return {axis for dim in uneven_dims(specs) for axis in dim.axes}
 
 

@@ -113,13 +113,13 @@ def unflatten(leaves: Iterable[Any], template: Any) -> Any:
     return _filled(template, iter(leaves))
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Applies ``function`` to the leaves of ``value``: everything that is not a tuple, a list or a dict."""
     kind = type(value)
     if kind is tuple or kind is list:
-        return kind(mapped(function, item) for item in value)
+        return kind(map_leaves(function, item) for item in value)
     if kind is dict:
-        return {key: mapped(function, item) for key, item in value.items()}
+        return {key: map_leaves(function, item) for key, item in value.items()}
     return function(value)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import settled
-from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, with_placements
 from .arguments import (
     LocalMapArguments,
     check_keywords,
@@ -30,13 +30,13 @@ from .regions import (
     Placements,
     Sizes,
     Uneven,
-    average_of,
     check_differentiable,
     checked_placements,
     cuts_of,
+    full_spec,
     gradient_placements,
+    num_averaged,
     uneven_dims,
-    whole_spec,
 )
 
 num_modes = torch._C._len_torch_dispatch_stack
@@ -158,7 +158,7 @@ class LocalMap:
         known = self._by_identity.get(key, _UNKNOWN)
         return self._learn(flat) if known is _UNKNOWN else known
 
-    def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
+    def check_full_arguments(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
         """Raises ValueError unless placements are stated for each of ``flat``, which are full tensors."""
         if self.inputs is None:
             raise ValueError(
@@ -240,7 +240,8 @@ class LocalMap:
                 f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
-            spec and placed(spec, mesh, wanted or ()) for spec, wanted in zip(specs, placements, strict=True)
+            spec and with_placements(spec, mesh, wanted or ())
+            for spec, wanted in zip(specs, placements, strict=True)
         ]
         for wanted in self.outputs:
             if wanted is not None:
@@ -248,16 +249,16 @@ class LocalMap:
         num_dims = [0 if spec is None else spec.ndim for spec in specs]
         stated = self.stated_gradients(placements, num_dims, mesh)
         gradients_in, gradients_out = gradient_placements(placements, self.outputs, stated)
-        averages = tuple(average_of(one, mesh) for one in placements)
+        averages = tuple(num_averaged(one, mesh) for one in placements)
         return Signature(
             weakref.ref(mesh),
             tuple(moves) if has_moves else None,
             tuple(
-                spec and copy_without_mesh(placed(spec, mesh, gradient or ()))
+                spec and copy_without_mesh(with_placements(spec, mesh, gradient or ()))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
-            averages if any(_reduces_otherwise(one) for one in placements) else None,
+            averages if any(_has_partials_other_than_sums(one) for one in placements) else None,
             uneven_dims(held),
             [{} for _ in self.outputs],
         )
@@ -411,21 +412,21 @@ class LocalMap:
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
         mesh, what = signature.mesh, f"result {i}"
-        spec = whole_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
+        spec = full_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
         gradient = checked_placements(gradient, value.dim(), what, self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(placed(spec, mesh, gradient)),
-            average_of(placements, mesh) if _reduces_otherwise(placements) else 0,
+            copy_without_mesh(with_placements(spec, mesh, gradient)),
+            num_averaged(placements, mesh) if _has_partials_other_than_sums(placements) else 0,
         )
 
 
 # Specs
 
 
-def _reduces_otherwise(placements: Placements | None) -> bool:
+def _has_partials_other_than_sums(placements: Placements | None) -> bool:
     """Returns true if there are partials other than sums, whose gradients are not those of the parts."""
     return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
 

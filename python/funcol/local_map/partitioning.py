@@ -17,15 +17,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from .. import _compat
-from .recording import CLOSED_OVER, TANGENT, Function, Recording, alone, is_foreign_to, local_fakes, mode_of
+from .recording import (
+    CLOSED_OVER,
+    TANGENT,
+    Function,
+    Recording,
+    is_foreign_to,
+    local_fakes,
+    mode_of,
+    only_mode,
+)
 from .regions import (
     Placements,
     Region,
     Sizes,
-    average_of,
     check_differentiable,
     gradient_placements,
     key_of,
+    num_averaged,
     text_of,
     uneven_dims,
 )
@@ -73,7 +82,7 @@ def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
     mode = mode_of(operands)
     is_foreign = is_foreign_to(is_functional=True)
     decompositions = _compat.decompositions_of(get_proxy_mode())
-    with alone(mode):
+    with only_mode(mode):
         recording = Recording(function, mode, is_foreign)
         primals = local_fakes(function, operands, mode)
         run = dispatch_functionalize(recording.run, FunctionalTensorMode())
@@ -119,7 +128,7 @@ class _JointGraph:
         values = [node.meta["val"] if isinstance(node, Node) else node for node in results]
         region = Region(
             function.name,
-            function.are_whole,
+            function.are_full,
             key_of(function.mesh),
             tuple(map(text_of, inputs)),
             tuple(map(text_of, outputs)),
@@ -195,7 +204,7 @@ class _JointGraph:
         ):
             for i in indices:
                 check_differentiable(placements[i] or (), f"{what} {i}", name)
-                if average_of(placements[i], mesh) > 1:
+                if num_averaged(placements[i], mesh) > 1:
                     raise NotImplementedError(
                         f"funcol.apply_local_map: {name}: {what} {i} is a partial average and requires a "
                         "gradient, which a traced region does not have. Make it a partial sum."

@@ -159,7 +159,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
             f"funcol.apply_local_map: {local_map.name} is traced with tensors that are not DTensors, "
             "which stand for whole ones. Pass device_mesh, or trace under `with mesh:`."
         )
-    local_map.check_whole(flat, mesh)
+    local_map.check_full_arguments(flat, mesh)
     placements = list(local_map.inputs or [None] * len(flat))
     return _call_node(local_map, call, flat, placements, mesh, True, labels)
 
@@ -218,7 +218,7 @@ def _call_node(
     flat: Sequence[Any],
     placements: Sequence[Placements | None],
     mesh: DeviceMesh,
-    are_whole: bool,
+    are_full: bool,
     labels: Sequence[str],
 ) -> Any:
     body = _Body(local_map, call, flat)
@@ -232,7 +232,7 @@ def _call_node(
         local_map.name,
         body,
         mesh,
-        are_whole,
+        are_full,
         tuple(from_0[place] for place in body.places),
         [labels[place] for place in body.places],
         [stated_gradients[place] for place in body.places],
@@ -300,7 +300,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
     """Returns the body of a node as a function to be traced again."""
     outputs = list(region.placements_out())
 
-    class Again:
+    class RetracedBody:
         placements = outputs
 
         def __call__(self, *local: Any) -> list[Any]:
@@ -309,9 +309,9 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
 
     return Function(
         region.name,
-        Again(),
+        RetracedBody(),
         mesh_of_key(region.mesh),
-        region.are_whole,
+        region.are_full,
         region.placements_in(),
         [f"operand {i}" for i in range(len(operands))],
         None,
@@ -323,7 +323,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
 def _with_gradients(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     if get_proxy_mode() is not None:
         return tuple(_run(trace(_function_of(body, Region.of(region), operands), operands)))
-    return _at_once(body, region, *operands)
+    return _on_data(body, region, *operands)
 
 
 @local_map_hop.py_functionalize_impl
@@ -371,29 +371,29 @@ def _node_name(name: str) -> str:
 def _shapes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     known = Region.of(region)
     with mode:
-        if not known.are_whole:
+        if not known.are_full:
             return tuple(body(*operands))
         function = _function_of(body, known, operands)
         results = body(*local_fakes(function, operands, mode))
-        return tuple(function.whole_fakes(operands, results))
+        return tuple(function.full_fakes(operands, results))
 
 
 @local_map_hop.py_impl(DispatchKey.CompositeExplicitAutograd)
-def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+def _on_data(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     """Runs the call on data. A rank takes its shards of full tensors; every rank gets the full results."""
     known = Region.of(region)
-    if not known.are_whole:
+    if not known.are_full:
         return tuple(body(*operands))
     mesh = mesh_of_key(known.mesh)
     replicated = (Replicate(),) * mesh.ndim
 
-    def as_dtensor(whole: Tensor) -> DTensor:
-        spec = spec_of(mesh, replicated, whole)
-        return from_local(whole, spec, spec, mesh)
+    def as_dtensor(full: Tensor) -> DTensor:
+        spec = spec_of(mesh, replicated, full)
+        return from_local(full, spec, spec, mesh)
 
     def as_tensor(result: DTensor) -> Tensor:
-        whole = redistribute(result, placements=replicated)
-        return to_local(whole, whole._spec)
+        full = redistribute(result, placements=replicated)
+        return to_local(full, full._spec)
 
     sharded = [
         as_dtensor(operand) if isinstance(operand, Tensor) and placements is not None else operand
@@ -423,7 +423,7 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
 for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective checkpointing
 
     @local_map_hop.py_impl(_mode)
-    def _chosen(mode: Any, *args: Any, **kwargs: Any) -> Any:
+    def _checkpointed(mode: Any, *args: Any, **kwargs: Any) -> Any:
         return mode.__torch_dispatch__(local_map_hop, [], args, kwargs)
 
 

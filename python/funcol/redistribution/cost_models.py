@@ -72,7 +72,7 @@ class AlphaBeta:
         """
         what = f"AlphaBeta.load: {path}"
         try:
-            content = json.loads(_read(path), object_pairs_hook=_without_twins)
+            content = json.loads(_read(path), object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
             raise ValueError(f"{what} is not valid JSON of a cost model: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
@@ -151,7 +151,7 @@ def _read(path: str | Path) -> str:
     return data.decode()
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

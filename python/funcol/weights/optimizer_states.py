@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from .export import ByName, own_rank
 from .loading import load
-from .state_dicts import check_module, own_wholes
+from .state_dicts import check_module, own_full_tensors
 
 _LOAD = "load_full_optimizer_state_dict"
 
@@ -48,7 +48,7 @@ def full_optimizer_state_dict(
         own.update(get_optimizer_state_dict(model, optimizer))
         return _tensors_of(own)
 
-    wholes = own_wholes(
+    full = own_full_tensors(
         named,
         to=to,
         bucket_bytes=bucket_bytes,
@@ -61,7 +61,7 @@ def full_optimizer_state_dict(
         return {}
     states = {
         parameter: {
-            key: wholes[_name_of(parameter, key)] if isinstance(value, Tensor) else value
+            key: full[_name_of(parameter, key)] if isinstance(value, Tensor) else value
             for key, value in values.items()
         }
         for parameter, values in own["state"].items()

@@ -217,7 +217,7 @@ def num_decisions() -> int:
 
 def has_rules_of_an_axis(propagator: Any) -> bool:
     """Returns true if nearly all operators have rules of one mesh axis. In older PyTorch releases, rules are
-    of the whole mesh and follow the placements of the first tensor."""
+    of the full mesh and follow the placements of the first tensor."""
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
@@ -255,7 +255,7 @@ def is_own_rule(rule: Any) -> bool:
 
 
 def has_single_strategy(strategy: Any) -> bool:
-    """Returns true if a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to
+    """Returns true if a rule of the full mesh is PyTorch's for views or ``stack``, which gives one way to
     run a call."""
     return is_own_rule(strategy) and (
         strategy.__module__.endswith("._view_ops") or strategy.__name__ == "stack_strategy"

@@ -165,13 +165,11 @@ class InstalledPropagator(ShardingPropagator):
             return self._decide_without_base(op_schema, error)
         self._make_sizes_local(theirs, op_schema)
         if not self._has_rule(op_schema.op) and _loses_written(op_schema, theirs):
-            on_copies = self._decide_on_copies(op_schema)
-            if on_copies is None:
-                raise ValueError(
-                    f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
-                    "first, or use the operator that returns a new tensor."
-                )
-            return on_copies
+            refusal = ValueError(
+                f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
+                "first, or use the operator that returns a new tensor."
+            )
+            return self._decide_on_copies(op_schema, refusal)
         contradicts = (
             self._has_rule(op_schema.op)
             and not _has_symbols(op_schema)
@@ -180,14 +178,11 @@ class InstalledPropagator(ShardingPropagator):
         if contradicts:
             try:
                 return super()._propagate(op_schema, remember=False)
-            except ValueError:
+            except ValueError as error:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = with_specs(op_schema, all_specs_of(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
-                    on_copies = self._decide_on_copies(op_schema)
-                    if on_copies is None:
-                        raise
-                    return on_copies
+                    return self._decide_on_copies(op_schema, error)
         return theirs
 
     def _decide_without_base(self, op_schema: OpSchema, error: Exception) -> OutputSharding:
@@ -199,7 +194,7 @@ class InstalledPropagator(ShardingPropagator):
             return self._decide_where_base_refuses(op_schema)
         if _compat.has_rule(self._base, op) or not without_rule.runs_replicated(op):
             raise error
-        return without_rule.replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
+        return without_rule.decide_replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
 
     def _decide_for_known_results(self, op_schema: OpSchema) -> OutputSharding | None:
         """Decides by the rule in C++ where ``base`` could not run the operator on fake tensors; ``None`` if
@@ -207,7 +202,7 @@ class InstalledPropagator(ShardingPropagator):
         if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
             return None
         try:
-            return self._decide_where_base_refuses(op_schema, _refuse)
+            return self._decide_where_base_refuses(op_schema, _raise_unknown_results)
         except _UnknownResultsError:
             return None
 
@@ -219,16 +214,13 @@ class InstalledPropagator(ShardingPropagator):
         except (ValueError, RuntimeError) as error:
             if is_shape_error(error):
                 raise
-            on_copies = self._decide_on_copies(op_schema)
-            if on_copies is None:
-                raise
-            return on_copies
+            return self._decide_on_copies(op_schema, error)
 
-    def _decide_on_copies(self, op_schema: OpSchema) -> OutputSharding | None:
+    def _decide_on_copies(self, op_schema: OpSchema, refusal: Exception) -> OutputSharding:
         """Decides to run an operator in place on copies, which :mod:`funcol.installation.view_writeback`
-        writes back. ``None`` if no copy makes it right."""
+        writes back. Raises ``refusal`` if the operator is not in place, or no copy makes it right."""
         if not view_writeback.is_in_place(op_schema.op):
-            return None
+            raise refusal
         held = all_specs_of(op_schema)[0]
         for copied in view_writeback.copies_to_write_to(op_schema):
             try:
@@ -240,7 +232,7 @@ class InstalledPropagator(ShardingPropagator):
             sharding.redistribute_schema = sharding.redistribute_schema or copied
             sharding.needs_redistribute = True
             return sharding
-        return None
+        raise refusal
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Returns true if the operator has no strategy like ``sharding``."""
@@ -251,10 +243,10 @@ class InstalledPropagator(ShardingPropagator):
         if isinstance(strategies, TupleStrategy):
             return False
         inputs = _placements(all_specs_of(sharding.redistribute_schema or op_schema))
-        outputs = _placements(_listed(sharding.output_spec))
+        outputs = _placements(_as_list(sharding.output_spec))
         return not any(
             _placements(strategy.input_specs or ()) == inputs
-            and _placements(_listed(strategy.output_specs)) == outputs
+            and _placements(_as_list(strategy.output_specs)) == outputs
             for strategy in strategies.strategies
         )
 
@@ -263,7 +255,7 @@ class _UnknownResultsError(Exception):
     """C++ does not know the sizes of an operator's results."""
 
 
-def _refuse(op_schema: OpSchema, remember: bool) -> OutputSharding:
+def _raise_unknown_results(op_schema: OpSchema, remember: bool) -> OutputSharding:
     raise _UnknownResultsError
 
 
@@ -322,7 +314,7 @@ def _has_symbols(op_schema: OpSchema) -> bool:
     return any(map(has_symbols, all_specs_of(op_schema)))
 
 
-def _listed(specs: Any) -> list[Any]:
+def _as_list(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 

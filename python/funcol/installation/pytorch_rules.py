@@ -12,8 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _compat
 from ..sharding.op_schemas import specs_in
-
-Row = Sequence["Placement | None"]
+from ..sharding.propagation import Row
 
 
 class RefusedError(Exception):

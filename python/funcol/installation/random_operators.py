@@ -79,14 +79,19 @@ def _filling(distribution: str, *names: str) -> _Draw:
     parameters the operator calls ``names``."""
 
     def draw(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
-        tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
-        return source.fill(tensor, distribution, *(call[name] for name in names))
+        return source.fill(_result_of(op, call), distribution, *(call[name] for name in names))
 
     return draw
 
 
+def _result_of(op: OpOverload, call: dict[str, Any]) -> Tensor:
+    """Returns the tensor that ``op`` fills, or a new one like it."""
+    tensor: Tensor = call["self"]
+    return tensor if writes_to_first(op) else torch.empty_like(tensor)
+
+
 def _random(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
-    tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
+    tensor = _result_of(op, call)
     to = call.get("to")
     last = _highest(tensor.dtype) if to is None else to - 1
     return source.fill(tensor, "integers", call.get("from", 0), last)
@@ -102,17 +107,16 @@ def _highest(dtype: torch.dtype) -> int:
 _OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 
-def _like(distribution: str, *numbers: float) -> _Draw:
-    def draw(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
-        like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
-        return source.fill(like, distribution, *numbers)
+def _empty_like(call: dict[str, Any]) -> Tensor:
+    return torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
 
-    return draw
+
+def _like(distribution: str, *numbers: float) -> _Draw:
+    return lambda source, op, call: source.fill(_empty_like(call), distribution, *numbers)
 
 
 def _integers_like(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
-    like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
-    return source.fill(like, "integers", call.get("low", 0), call["high"] - 1)
+    return source.fill(_empty_like(call), "integers", call.get("low", 0), call["high"] - 1)
 
 
 def _dropout(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def runs_replicated(op: OpOverload) -> bool:
     )
 
 
-def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
+def decide_replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
     """Decides to run the operator on replicated tensors. ``metas(op_schema)`` returns the ``TensorMeta`` of
     its results."""
     held = all_specs_of(op_schema)

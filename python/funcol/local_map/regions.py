@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
 from ..redistribution.specs import is_shard, spec_of_shape, with_nonnegative_dim
+from ..redistribution.texts import short_repr
 
 Placements = tuple[Placement, ...]
 Sizes = tuple[int, ...]
@@ -62,7 +63,7 @@ class Region(NamedTuple):
         since a graph may come from a file."""
         if not _is_packed(packed):
             raise ValueError(
-                f"funcol.local_map_hop: {_short(packed)} is not a region. Pass what a traced call of "
+                f"funcol.local_map_hop: {short_repr(packed)} is not a region. Pass what a traced call of "
                 "apply_local_map has in its node."
             )
         name, are_full, mesh, inputs, outputs, sizes = packed
@@ -82,8 +83,8 @@ class Region(NamedTuple):
         placements = placements_of(text)
         if placements is not None and len(placements) != len(self.mesh.sizes):
             raise ValueError(
-                f"funcol.local_map_hop: {_short(text)} are {len(placements)} placements for a {self.mesh}. "
-                "Give one for each axis."
+                f"funcol.local_map_hop: {short_repr(text)} are {len(placements)} placements for a "
+                f"{self.mesh}. Give one for each axis."
             )
         return placements
 
@@ -112,11 +113,6 @@ def _is_packed(packed: Any) -> bool:
         and are(Sequence | None, sizes)
         and all(of_one is None or are(int, of_one) for of_one in sizes)
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # Text
@@ -148,7 +144,7 @@ def placements_of(text: str | None) -> Placements | None:
     found = list(_WORD.finditer(text))
     if "".join(match.group() for match in found) != text:
         raise ValueError(
-            f"funcol.local_map_hop: {_short(text)} are not placements. Write them as in 'S(0)RP(sum)'."
+            f"funcol.local_map_hop: {short_repr(text)} are not placements. Write them as in 'S(0)RP(sum)'."
         )
     return tuple(map(_placement, found))
 

@@ -46,12 +46,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import funcol
 from funcol.commands.timeline import (
     add_legend,
-    common,
     draw_bar,
     draw_intervals,
     label_lanes,
     length,
-    merged,
+    merge_spans,
+    overlap,
 )
 from funcol.commands.traces import Span, read_spans
 
@@ -252,11 +252,11 @@ def shares(timelines: list[Timeline]) -> dict[str, float]:
     collectives there are in it."""
     found = {"step": 0.0, "num_collectives": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
     for timeline in timelines:
-        whole = merged(timeline.steps)
-        step, operators = length(whole), length(merged(timeline.operators))
-        busy, sending = merged(timeline.operators), merged(timeline.collectives)
-        collectives = sum(common(interval, whole) for interval in sending)
-        both = sum(common(interval, busy) for interval in sending)
+        whole = merge_spans(timeline.steps)
+        step, operators = length(whole), length(merge_spans(timeline.operators))
+        busy, sending = merge_spans(timeline.operators), merge_spans(timeline.collectives)
+        collectives = sum(overlap(interval, whole) for interval in sending)
+        both = sum(overlap(interval, busy) for interval in sending)
         of_rank = {
             "step": step,
             "num_collectives": len(timeline.collectives),
@@ -283,9 +283,9 @@ def draw(timelines: list[Timeline], title: str, path: Path) -> None:
     for rank, timeline in enumerate(timelines):
         top = 2.3 * rank
         for span in timeline.parts:
-            draw_bar(ax, span, origin, top - 0.45, 0.9, PARTS[span.name], edge="none")
-        draw_intervals(ax, merged(timeline.operators), origin, top - 0.3, 0.6, OPERATOR_COLOR)
-        draw_intervals(ax, merged(timeline.collectives), origin, top + 0.57, 0.86, COMMUNICATION_COLOR)
+            draw_bar(ax, span, origin, top - 0.45, 0.9, PARTS[span.name])
+        draw_intervals(ax, merge_spans(timeline.operators), origin, top - 0.3, 0.6, OPERATOR_COLOR)
+        draw_intervals(ax, merge_spans(timeline.collectives), origin, top + 0.57, 0.86, COMMUNICATION_COLOR)
     label_lanes(ax, range(len(timelines)), "gloo")
     ax.set_xlim(left=0)
     ax.set_xlabel("ms")

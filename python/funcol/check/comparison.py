@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .layouts import Layout, RankTensors, place_on_mesh
-from .recording import Key, Recording, Value
+from .recording import RecordedTensor, Recording, TensorKey
 
 _TOLERANCE = 1e-10  # relative, of float64
 _NORM_TOLERANCE = 1e-6  # relative, between ranks that have all gradients
@@ -29,7 +29,7 @@ class Finding:
     """The result for one recorded tensor. ``agrees`` is None if it cannot be compared."""
 
     module: str
-    kind: str  # of tensor: see Key
+    kind: str  # of tensor: see TensorKey
     call: int
     path: str
     agrees: bool | None = None
@@ -65,7 +65,7 @@ class Comparison:
         factors |= {a * b for a in factors for b in factors}
         self._factors = sorted(factors - {1.0}, key=lambda factor: abs(math.log(factor)))
 
-    def judge(self, key: Key, values: Sequence[Value | None]) -> Finding:
+    def judge(self, key: TensorKey, values: Sequence[RecordedTensor | None]) -> Finding:
         """Compares the values of the ranks under ``key``, None for a rank without it; parameters come
         first."""
         target = self._values[key].local
@@ -106,7 +106,7 @@ class Comparison:
             finding.varying = ", ".join(parts.names[axis] for axis in parts.varying())
         return finding
 
-    def _declare(self, key: Key, parts: RankTensors) -> None:
+    def _declare(self, key: TensorKey, parts: RankTensors) -> None:
         """Adds the ops that the user declared, or those of the weight whose gradient it is."""
         name = ".".join(filter(None, (key.module, key.path if key.kind in _WEIGHTS else "")))
         if key.kind in (*_WEIGHTS, "output") and name in self._declared and parts.names == [*self._axes]:
@@ -116,11 +116,11 @@ class Comparison:
             if known is not None and len(known) == len(parts.sizes):
                 parts.declared = known
 
-    def _is_round_off(self, key: Key) -> bool:
+    def _is_round_off(self, key: TensorKey) -> bool:
         """Returns true if the tensor is not zero, but no more than round-off."""
         return 0.0 < _largest(self._values[key].local) <= self._bound(key)
 
-    def _bound(self, key: Key) -> float:
+    def _bound(self, key: TensorKey) -> float:
         """Returns the largest difference from the reference that is round-off."""
         target = self._values[key].local
         assert target is not None
@@ -128,7 +128,7 @@ class Comparison:
         perturbed = self._reference.perturbed
         if perturbed is None:
             return _TOLERANCE * largest
-        one = perturbed.values.get(key, Value(None)).local
+        one = perturbed.values.get(key, RecordedTensor(None)).local
         noise = 0.0 if one is None or one.shape != target.shape else _largest(one - target)
         return _NOISE_FACTOR * max(noise, perturbed.noise * largest)
 
@@ -140,11 +140,11 @@ class _Difference:
     Each method that is named like a kind of fault yields a description if it is of this kind.
     """
 
-    key: Key
-    values: Sequence[Value | None]
+    key: TensorKey
+    values: Sequence[RecordedTensor | None]
     parts: RankTensors
     target: Tensor
-    reference: Mapping[Key, Value]
+    reference: Mapping[TensorKey, RecordedTensor]
     factors: Sequence[float]
 
     def classify(self) -> tuple[str, str]:
@@ -217,7 +217,7 @@ class _Difference:
             inputs = (one for one in self.reference if one[:3] == (key.module, "input", key.call))
             earlier |= {one: f"input {one.path} of the call" for one in inputs}
         for other, text in earlier.items():
-            value = self.reference.get(other, Value(None)).local
+            value = self.reference.get(other, RecordedTensor(None)).local
             if value is None or value.shape != self.target.shape or self.parts.is_close(value, self.target):
                 continue
             if self._has_layout_of(value):
@@ -265,7 +265,7 @@ def _largest(tensor: Tensor | None) -> float:
     return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
-def _lower_precision(target: Tensor, values: Sequence[Value | None]) -> str:
+def _lower_precision(target: Tensor, values: Sequence[RecordedTensor | None]) -> str:
     """Returns a text if a rank's tensor has no more digits than a lower dtype, and the reference has."""
 
     def fits(tensor: Tensor, dtype: torch.dtype) -> bool:

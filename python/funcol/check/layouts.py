@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .recording import Value
+from .recording import RecordedTensor
 
 Layout = dict[int, str]  # an axis of the mesh -> "R", "S<dim>", "Z<dim>" (zigzag), "P(<reduction>)"
 Tensors = dict[tuple[int, ...], Tensor]  # by the coordinate of the rank
@@ -134,7 +134,7 @@ class RankTensors:
 
 
 def place_on_mesh(
-    values: Sequence[Value | None], mesh: Tensor, names: Sequence[str], bound: float
+    values: Sequence[RecordedTensor | None], mesh: Tensor, names: Sequence[str], bound: float
 ) -> RankTensors | None:
     """Places the tensors of the ranks on ``mesh``, or on a part of it if other ranks have none; returns None
     if no rank has one."""

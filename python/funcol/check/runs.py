@@ -22,7 +22,18 @@ from ..redistribution.agreement import Agreement, reason_of
 from ..redistribution.functions import redistribute
 from ..weights.export import full_tensors
 from .comparison import Comparison
-from .recording import LOSS, NORM, Key, Recorder, Recording, Value, own_line, plain_name, widen, without_ddp
+from .recording import (
+    LOSS,
+    NORM,
+    RecordedTensor,
+    Recorder,
+    Recording,
+    TensorKey,
+    own_line,
+    plain_name,
+    widen,
+    without_ddp,
+)
 from .report import Report
 from .verdict import Verdict
 
@@ -94,7 +105,7 @@ class Check:
         keys_and_weights = self._agreement.exchange(keys_and_weights)[0]
         if isinstance(keys_and_weights, str):
             raise CheckError(keys_and_weights)
-        keys = [Key(*key) for key in keys_and_weights[0]]
+        keys = [TensorKey(*key) for key in keys_and_weights[0]]
         for name, shape, dtype in keys_and_weights[1]:
             dtype = getattr(torch, dtype.removeprefix("torch."))
             full = torch.empty(shape, dtype=dtype, device=self.device)
@@ -124,7 +135,7 @@ class Check:
         return run(0.0)._replace(perturbed=run(torch.finfo(getattr(torch, self.dtype)).eps))
 
     def _compare_parallel_run(
-        self, reference: Recording | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
+        self, reference: Recording | None, weights: Mapping[str, Tensor], keys: list[TensorKey], guesses: bool
     ) -> tuple[Report, bool]:
         """Returns the report of a parallel run, and true if weights were loaded by a guess."""
         guessed: list[str] = []
@@ -194,13 +205,13 @@ class Check:
             yield
 
     def _stream_values(
-        self, keys: Sequence[Key], heads: Sequence[Heads], own: Mapping[Key, Value]
-    ) -> Iterator[tuple[Key, list[Value | None]]]:
+        self, keys: Sequence[TensorKey], heads: Sequence[Heads], own: Mapping[TensorKey, RecordedTensor]
+    ) -> Iterator[tuple[TensorKey, list[RecordedTensor | None]]]:
         """Yields on rank 0 what the ranks have under each key, as much at a time as the bound allows."""
 
         def rows() -> Iterator[tuple[str, Tensor]]:
             for i, key in enumerate(keys):
-                numbers = own.get(key, Value(None)).bytes()
+                numbers = own.get(key, RecordedTensor(None)).bytes()
                 size = max([1, *(one[i][-1] for one in heads if one[i] is not None)])
                 row = nn.functional.pad(numbers, (0, size - numbers.numel())).to(self.device)
                 yield str(i), DTensor.from_local(row[None], self._ranks, [Shard(0)], run_check=False)
@@ -210,7 +221,7 @@ class Check:
             for i, (_, full) in enumerate(stream):
                 if full is not None:
                     of_rank = zip(heads, full, strict=True)
-                    yield keys[i], [one[i] and Value.of(one[i], row) for one, row in of_rank]
+                    yield keys[i], [one[i] and RecordedTensor.of(one[i], row) for one, row in of_rank]
 
 
 @torch.no_grad()
@@ -269,7 +280,7 @@ class _WidenDtypes(TorchFunctionMode):
         return _WIDER.get(func, func)(*map(widened, args), **kwargs)
 
 
-def _norm_of(model: nn.Module) -> Value:
+def _norm_of(model: nn.Module) -> RecordedTensor:
     """Returns the norm of all gradients by PyTorch's function; of plain tensors, on this rank alone."""
     by_mesh: dict[Any, list[Tensor]] = {}
     for one in model.parameters():
@@ -277,7 +288,7 @@ def _norm_of(model: nn.Module) -> Value:
             by_mesh.setdefault(getattr(one.grad, "device_mesh", None), []).append(one.grad)
     norms = (nn.utils.get_total_norm(some) for some in by_mesh.values())
     norm = math.hypot(*(float(one.full_tensor() if isinstance(one, DTensor) else one) for one in norms))
-    return Value(torch.tensor(norm, dtype=torch.float64), "float64")
+    return RecordedTensor(torch.tensor(norm, dtype=torch.float64), "float64")
 
 
 def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
@@ -290,7 +301,7 @@ def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
     return (*returned, None)[:3]
 
 
-def _names(keys: Iterable[Key]) -> set[str]:
+def _names(keys: Iterable[TensorKey]) -> set[str]:
     """Returns the names of the parameters."""
     return {f"{key.module}.{key.path}".lstrip(".") for key in keys if key.kind == "param"}
 
@@ -306,12 +317,14 @@ def _check_names(expected: set[str], found: set[str]) -> None:
         )
 
 
-def _join_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Value]:
+def _join_calls(
+    values: Mapping[TensorKey, RecordedTensor], wanted: set[TensorKey]
+) -> dict[TensorKey, RecordedTensor]:
     """Returns the values, in which calls of a module that the reference called once, such as those of the
     micro-batches of a pipeline, are joined to one."""
     found = dict(values)
     for key in [key for key in found if key.call and key not in wanted]:
-        first, more = found.get(key._replace(call=0), Value(None)), found[key].local
+        first, more = found.get(key._replace(call=0), RecordedTensor(None)), found[key].local
         if first.local is None or more is None or not first.local.ndim == more.ndim > 0:
             continue
         if first.local.shape[1:] == more.shape[1:]:

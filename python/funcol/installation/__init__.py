@@ -42,7 +42,7 @@ from .counts import table_limits as table_limits
 from .dtensor_on_import import is_under_dtensor as is_under_dtensor
 
 # funcol's public functions, by name.
-_OURS: dict[str, Any] = {
+_OWN_FUNCTIONS: dict[str, Any] = {
     name: function
     for module in (functions, async_tensor, tracing, remaps)
     for name, function in vars(module).items()
@@ -60,7 +60,7 @@ def _replacements() -> list[_Replacement]:
     """Returns the public functions that PyTorch's module and funcol both have, where they differ."""
     found = []
     for name, held in vars(stock).items():
-        ours = _OURS.get(name)
+        ours = _OWN_FUNCTIONS.get(name)
         if name.startswith("_") or held is ours or ours is None:
             continue
         theirs = held if patching.is_own_context(held) else patching.own_function_of(stock, name)

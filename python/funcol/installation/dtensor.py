@@ -200,9 +200,9 @@ def full_tensor(
 ) -> Tensor:
     """Replaces ``DTensor.full_tensor``."""
     if not _is_compiling():
-        whole = _in_cpp(self, grad_placements)
-        if whole is not NotImplemented:
-            return whole
+        full = _in_cpp(self, grad_placements)
+        if full is not NotImplemented:
+            return full
     return _in_python(self, grad_placements=grad_placements)
 
 
@@ -229,8 +229,8 @@ def distribute_tensor(
         assert device_mesh is not None
         torch._C._log_api_usage_once("torch.dtensor.distribute_tensor")
         is_elsewhere = not tensor.is_meta and tensor.device.type != device_mesh.device_type
-        whole = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
-        dtensor: DTensor = _C.distribute_tensor(whole, device_mesh, placements, src_data_rank)
+        full = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
+        dtensor: DTensor = _C.distribute_tensor(full, device_mesh, placements, src_data_rank)
         if dtensor is not NotImplemented:
             return dtensor
     return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
@@ -346,13 +346,13 @@ def local_results(
     schema = op_info.output_sharding.redistribute_schema
     if schema is not None and op_info.output_sharding.needs_redistribute:
         if view_writeback.writes_to_list(op_call):
-            return _written_list(self, op_call, args, op_info)
+            return _run_writing_list(self, op_call, args, op_info)
         if view_writeback.writes_to_first(op_call):
-            return _written_first(self, op_call, args, op_info)
+            return _run_writing_first(self, op_call, args, op_info)
     return _run(self, op_call, args, op_info)
 
 
-def _written_first(
+def _run_writing_first(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
     """Runs an in-place operator. A tensor that it overwrites without reading is not moved first."""
@@ -373,7 +373,7 @@ def _written_first(
     return results
 
 
-def _written_list(
+def _run_writing_list(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
     """Runs an operator on lists, the first of which it writes to."""

@@ -86,7 +86,7 @@ class _Copy:
         copy = self.tensor()
         assert copy is not None  # whose storage `written` has
         mask = self._mask_of_view(written)
-        others = [other for other in _copies() if other is not self and self._holds_same_elements(other)]
+        others = [other for other in _live_copies() if other is not self and self._holds_same_elements(other)]
         self._write(mask, copy)
         for other in others:
             held = other.tensor()
@@ -189,7 +189,7 @@ _NAME_OF_TRACE = "_funcol_trace"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDispatchModeKey.PROXY)
 
 
-def _trace() -> _Trace | None:
+def _active_trace() -> _Trace | None:
     """Returns the copies in the graph that is being traced, if there is one."""
     for key in _TRACING_MODES:
         mode = torch._C._get_dispatch_mode(key)
@@ -225,7 +225,7 @@ _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
 open_copies: set[weakref.ref[_Copy]] = set()
 
 
-def _copies() -> list[_Copy]:
+def _live_copies() -> list[_Copy]:
     return [copy for copy in (reference() for reference in tuple(open_copies)) if copy is not None]
 
 
@@ -351,7 +351,7 @@ def write_back_or_register(op: OpOverload, base: Tensor, base_spec: Any, copy: T
         base.copy_(values)
     elif not _is_view(op):
         return
-    elif (trace := _trace()) is not None:
+    elif (trace := _active_trace()) is not None:
         trace.add(_TracedCopy(base, base_spec, copy, spec))
     elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
         known = _Copy(base, base_spec, copy, spec)
@@ -361,7 +361,7 @@ def write_back_or_register(op: OpOverload, base: Tensor, base_spec: Any, copy: T
 
 def write_back(written: Tensor, op: OpOverload) -> None:
     """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
-    if (trace := _trace()) is not None:
+    if (trace := _active_trace()) is not None:
         trace.write_back(written, op)
         return
     storage = written.untyped_storage()
@@ -389,7 +389,11 @@ def tail(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
-    if participating and (is_inplace_op or is_out_variant_op) and (open_copies or _trace() is not None):
+    if (
+        participating
+        and (is_inplace_op or is_out_variant_op)
+        and (open_copies or _active_trace() is not None)
+    ):
         out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
         written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for tensor in written:

@@ -20,10 +20,10 @@ from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, 
 from .arguments import (
     LocalMapArguments,
     check_keywords,
-    each_input,
-    each_output,
     flatten,
+    input_placements,
     name_of,
+    output_placements,
     unflatten,
 )
 from .regions import (
@@ -86,9 +86,9 @@ class LocalMap:
         self.arguments = arguments
         self.name = name_of(func) if name is None else name
         self.sizes: Sequence[Sizes | None] | None = None  # of full results, where they are known
-        self.outputs = each_output(arguments.out_placements, self.name)
-        self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
-        self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
+        self.outputs = output_placements(arguments.out_placements, self.name)
+        self.inputs = input_placements(arguments.in_placements, "in_placements", self.name)
+        self.gradients = input_placements(arguments.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
         self._kept: dict[tuple[int, ...], list[Any]] = {}  # whose identities a key holds
 
@@ -140,7 +140,7 @@ class LocalMap:
         signature = self.signature_of(operands)
         results = call(*self._unwrap(operands, signature, True))
         return tuple(
-            value if placements is None else self._wrapped(i, value, signature)
+            value if placements is None else self._wrap_result(i, value, signature)
             for i, (value, placements) in enumerate(zip(results, self.outputs, strict=True))
         )
 
@@ -343,12 +343,12 @@ class LocalMap:
     def _wrap(self, out: Any, signature: Signature) -> Any:
         outputs = self.outputs
         if isinstance(out, Tensor) and len(outputs) == 1:
-            return self._wrapped(0, out, signature)
+            return self._wrap_result(0, out, signature)
         flat, structure = flatten(out)
         self.check_num_outputs(len(flat))
         return unflatten(
             [
-                self._wrapped(i, value, signature)
+                self._wrap_result(i, value, signature)
                 if isinstance(value, Tensor)
                 else self._check_no_placements(i, value)
                 for i, value in enumerate(flat)
@@ -390,7 +390,7 @@ class LocalMap:
             )
         return checked_placements(placements, value.dim(), f"result {i}", self.name)
 
-    def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
+    def _wrap_result(self, i: int, value: Tensor, signature: Signature) -> DTensor:
         value = settled(value)
         if num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)

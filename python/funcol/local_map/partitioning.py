@@ -87,7 +87,7 @@ def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
         primals = local_fakes(function, operands, mode)
         run = dispatch_functionalize(recording.run, FunctionalTensorMode())
         joint = make_fx(run, decomposition_table=decompositions)(*primals)
-    return _JointGraph(function, [*operands, *recording.foreign], recording, joint).partitioned()
+    return _JointGraph(function, [*operands, *recording.foreign], recording, joint).partition()
 
 
 class _JointGraph:
@@ -113,7 +113,7 @@ class _JointGraph:
         self._primals = [*placeholders.values(), *closed_over]
         self._inputs = {*self._primals, *self._tangents}
 
-    def partitioned(self) -> PartitionedGraphs:
+    def partition(self) -> PartitionedGraphs:
         function, operands = self._function, self._operands
         num_closed_over = len(operands) - len(function.placements)
         replicated = (Replicate(),) * function.mesh.ndim
@@ -153,7 +153,7 @@ class _JointGraph:
         differentiable = self._recording.differentiable
         self._check_partials(inputs, outputs, with_gradients, differentiable)
         of_forward = self._nodes_of_forward(results)
-        saved = self._saved(gradients, of_forward)
+        saved = self._nodes_to_save(gradients, of_forward)
         saved_operands = [i for i, node in enumerate(self._primals) if node in saved]
         activations = [node for node in self._joint.graph.nodes if node in saved and node in of_forward]
         activations.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
@@ -218,7 +218,7 @@ class _JointGraph:
                 nodes.add(node)
         return nodes
 
-    def _saved(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
+    def _nodes_to_save(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
         """Returns the inputs and nodes of the forward graph from which ``gradients`` are computed."""
         known = self._inputs | of_forward
         computed = _sources(gradients, known)

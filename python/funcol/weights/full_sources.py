@@ -106,7 +106,7 @@ class FullTensorSource:
         """Returns the full tensor of ``target``, checked, with the dtype and on the device of the model."""
         assert self._mapping is not None
         given = self._source_of[target.index]
-        return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
+        return self._convert(target, given, {part: self._mapping[part] for part in parts_of(given)})
 
     def read(self, most: int) -> list[Tensor | None]:
         """Returns the next tensors of pairs, of ``most`` bytes, if any; :meth:`metadata` has their names."""
@@ -132,7 +132,7 @@ class FullTensorSource:
                     self._unread = pair
                     return full_tensors
                 else:
-                    full_tensors.append(self._ready(target, given, parts))
+                    full_tensors.append(self._convert(target, given, parts))
                     most -= target.num_bytes()
                     self._bucket_names.append(target.name)
                     self._loaded_indices.add(target.index)
@@ -144,7 +144,7 @@ class FullTensorSource:
         own = self._mapping.get(name)
         return own is None or is_sharded(own)
 
-    def _ready(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _convert(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the full tensor of the name or names ``given``, with the dtype and device of the model."""
         parts = [
             part.detach().to(device=target.device, dtype=target.dtype)
@@ -154,7 +154,7 @@ class FullTensorSource:
 
     def _check(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Returns the dense tensors of the name or names ``given``."""
-        parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
+        parts = [self._dense(target, tensors[part]) for part in parts_of(given)]
         shapes = [tuple(part.shape) for part in parts]
         if isinstance(given, str):
             if parts[0].shape != target.shape:
@@ -174,7 +174,7 @@ class FullTensorSource:
             )
         return parts
 
-    def _plain(self, target: Target, full: Any) -> Tensor:
+    def _dense(self, target: Target, full: Any) -> Tensor:
         """Returns the dense tensor in ``full``. Raises ValueError if there is none."""
         if isinstance(full, DTensor):
             if is_sharded(full):

@@ -105,7 +105,10 @@ def load_full_optimizer_state_dict(
         missing = [name for ours in own["param_groups"] for name in ours["params"] if name not in known]
         if missing:
             raise ValueError(f"funcol::{_LOAD}: {missing[0]!r} is in no group of the state. Pass all groups.")
-        return _tensors_of(state), [_numbers_of(state), [_group(one) for one in state["param_groups"]]]
+        return _tensors_of(state), [
+            _non_tensors_of(state),
+            [_json_options(one) for one in state["param_groups"]],
+        ]
 
     _, (numbers, groups) = load(
         _LOAD,
@@ -124,7 +127,7 @@ def load_full_optimizer_state_dict(
     for ours in own["param_groups"]:
         for key, value in group_of[ours["params"][0]].items() if ours["params"] else ():
             if key != "params":
-                ours[key] = _as(value, ours.get(key))
+                ours[key] = _as_type_of(value, ours.get(key))
     set_optimizer_state_dict(model, optimizer, own)
 
 
@@ -142,7 +145,7 @@ def _tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _non_tensors_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the states that are not tensors."""
     return {
         parameter: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
@@ -150,7 +153,7 @@ def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _group(options: dict[str, Any]) -> dict[str, Any]:
+def _json_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns ``options`` as JSON can represent them. Raises TypeError if it cannot."""
     found = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in options.items()}
     for key, value in found.items():
@@ -164,7 +167,7 @@ def _group(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _as(value: Any, ours: Any) -> Any:
+def _as_type_of(value: Any, ours: Any) -> Any:
     """Converts ``value``, whose type JSON has not kept, to the type of ``ours``."""
     if isinstance(ours, Tensor):
         return torch.tensor(value, dtype=ours.dtype, device=ours.device)

@@ -78,7 +78,7 @@ class WeightSync:
         with Agreement(self._op, group) as agreement:
             check_bytes(self._op, "max_bytes", max_bytes)
             options = {"max_bytes": max_bytes, "changed_only": changed_only}
-            sides = _named(source, self._op), _named(destination, self._op)
+            sides = _tensors_of_side(source, self._op), _tensors_of_side(destination, self._op)
             plan = _SyncPlan(agreement, options, *sides, names, dtype)
             device = device_for(plan.devices, agreement.group)
             self._batches = plan.batches(max_bytes)
@@ -112,7 +112,7 @@ class WeightSync:
         return num_sent
 
 
-def _named(side: Weights, op: str) -> dict[str, Tensor]:
+def _tensors_of_side(side: Weights, op: str) -> dict[str, Tensor]:
     if isinstance(side, nn.Module):
         found = side.state_dict(keep_vars=True)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}

@@ -53,7 +53,7 @@ from funcol.commands.timeline import (
     merge_spans,
     overlap,
 )
-from funcol.commands.traces import Span, read_spans
+from funcol.commands.traces import Span, read_trace
 
 MESH = {"dp": 2, "tp": 2}
 NUM_RANKS = 4
@@ -222,7 +222,7 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> Timeline:
-    trace = read_spans(path)
+    trace = read_trace(path).spans
     steps = [span for span in trace if span.name == "step"][1:]
     trace = [span for span in trace if any(span.starts_in(step) for step in steps)]
     on_thread = [span for span in trace if span.thread == steps[0].thread]

@@ -203,7 +203,7 @@ class _Difference:
         for value, dim, num in itertools.product(undeclared._unreduced(), range(self.target.ndim), nums):
             if self.target.shape[dim] % num == 0 and self.target.numel():
                 ours, wanted = value.chunk(num, dim), self.target.chunk(num, dim)
-                at = [next((i for i, x in enumerate(ours) if self.parts.is_close(x, w)), -1) for w in wanted]
+                at = [next((i for i, x in enumerate(ours) if self.parts.equal(x, w)), -1) for w in wanted]
                 if sorted(at) == [*range(num)]:
                     yield f"dim {dim}: where chunks 0 to {num - 1} belong are chunks {at}"
 
@@ -218,7 +218,7 @@ class _Difference:
             earlier |= {one: f"input {one.path} of the call" for one in inputs}
         for other, text in earlier.items():
             value = self.reference.get(other, RecordedTensor(None)).local
-            if value is None or value.shape != self.target.shape or self.parts.is_close(value, self.target):
+            if value is None or value.shape != self.target.shape or self.parts.equal(value, self.target):
                 continue
             if self._has_layout_of(value):
                 yield f"it equals {text}"
@@ -233,7 +233,7 @@ class _Difference:
                     if size != wanted:
                         start, text = min(size, wanted) * is_cut, f"has {size} of {wanted} elements"
                     right = self.target.narrow(dim, 0, start)
-                    if start and self.parts.is_close(value.narrow(dim, 0, start), right):
+                    if start and self.parts.equal(value.narrow(dim, 0, start), right):
                         yield f"dim {dim} {text}"
 
     def lower_precision(self) -> Iterator[str]:
@@ -253,9 +253,7 @@ class _Difference:
 
     def _right_ranks(self) -> str:
         parts = self.parts
-        right = sorted(
-            parts.ranks[at] for at, one in parts.tensors.items() if parts.is_close(one, self.target)
-        )
+        right = sorted(parts.ranks[at] for at, one in parts.tensors.items() if parts.equal(one, self.target))
         return f"; ranks {', '.join(map(str, right))} agree with the reference" if right else ""
 
 

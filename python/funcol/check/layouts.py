@@ -38,7 +38,7 @@ class RankTensors:
     declared: Layout
     bound: float
 
-    def is_close(self, value: Tensor, target: Tensor) -> bool:
+    def equal(self, value: Tensor, target: Tensor) -> bool:
         if value.shape != target.shape:
             return False
         if not target.is_floating_point() or not target.numel():
@@ -60,15 +60,13 @@ class RankTensors:
         return [
             axis
             for axis in range(len(self.sizes))
-            if not all(
-                self.is_close(x, line[0]) for line in _lines(self.tensors, axis).values() for x in line
-            )
+            if not all(self.equal(x, line[0]) for line in _lines(self.tensors, axis).values() for x in line)
         ]
 
     def layout_of(self, target: Tensor, reductions: Reductions = "declared") -> Layout | None:
         """Returns the layout in which the tensors make up ``target``, None if there is none."""
         found = self.assemblies(target, reductions)
-        return next((layout for layout, value in found if self.is_close(value, target)), None)
+        return next((layout for layout, value in found if self.equal(value, target)), None)
 
     def assemblies(self, target: Tensor, reductions: Reductions = "none") -> Iterator[tuple[Layout, Tensor]]:
         """Yields each layout that may be that of the tensors, and the tensor that they make up in it: with
@@ -111,10 +109,8 @@ class RankTensors:
         self, lines: Mapping[tuple[int, ...], list[Tensor]], target: Tensor
     ) -> Iterator[tuple[str, Tensors]]:
         """Yields each op that is possible, and what it makes of every line."""
-        have_equal_shapes = all(one.shape == line[0].shape for line in lines.values() for one in line)
-        if have_equal_shapes and all(
-            self.is_close(one, line[0]) for line in lines.values() for one in line[1:]
-        ):
+        same_shape = all(one.shape == line[0].shape for line in lines.values() for one in line)
+        if same_shape and all(self.equal(one, line[0]) for line in lines.values() for one in line[1:]):
             yield "R", {at: line[0] for at, line in lines.items()}
         for dim, size in enumerate(target.shape):
             rests = [{(*one.shape[:dim], *one.shape[dim + 1 :]) for one in line} for line in lines.values()]
@@ -123,11 +119,9 @@ class RankTensors:
             if any(len(rest) > 1 for rest in rests) or is_too_large:
                 continue
             yield f"S{dim}", {at: torch.cat(line, dim) for at, line in lines.items()}
-            if have_equal_shapes and all(
-                len(line) > 1 and line[0].shape[dim] % 2 == 0 for line in lines.values()
-            ):
+            if same_shape and all(len(line) > 1 and line[0].shape[dim] % 2 == 0 for line in lines.values()):
                 yield f"Z{dim}", {at: _undo_zigzag(line, dim) for at, line in lines.items()}
-        if have_equal_shapes:
+        if same_shape:
             for op, reduction in _REDUCTIONS.items():
                 if op == "P(sum)" or all(line[0].is_floating_point() for line in lines.values()):
                     yield op, {at: reduction(torch.stack(line), dim=0) for at, line in lines.items()}

@@ -38,9 +38,9 @@ class Verdict:
         self._findings = findings
         self._drawing = drawing
         self._lines = lines
-        self._by_module_and_kind: dict[tuple[str, str], list[Finding]] = {}
+        self._by_key: dict[tuple[str, str], list[Finding]] = {}  # by module and kind
         for one in findings:
-            self._by_module_and_kind.setdefault((one.module, one.kind), []).append(one)
+            self._by_key.setdefault((one.module, one.kind), []).append(one)
 
     def faults(self) -> list[Fault]:
         """Returns at most one fault of the forward and one of the backward direction."""
@@ -110,11 +110,8 @@ class Verdict:
         passed = [each for each in self._findings if each.kind in (given, made)]
         used = [each for each in passed if each.agrees is False and one.kind != "loss"]
         if one.kind == "grad":
-            used = [
-                each
-                for each in self._by_module_and_kind.get((self._recorded_module(one.module), given), ())
-                if each.partial
-            ]
+            module = self._recorded_module(one.module)
+            used = [each for each in self._by_key.get((module, given), ()) if each.partial]
             if not used:
                 return None
         end = passed.index(used[0]) + 1 if used else len(passed)
@@ -125,9 +122,7 @@ class Verdict:
             if not each.partial or not {*each.partial.split(", ")} <= {*one.varying.split(", ")}:
                 break
             before = (
-                other
-                for other in self._by_module_and_kind.get((each.module, given), ())
-                if other.call == each.call
+                other for other in self._by_key.get((each.module, given), ()) if other.call == each.call
             )
             if each.kind == made and not any(other.partial for other in before):
                 origins.append(each)
@@ -150,23 +145,23 @@ class Verdict:
         """Returns 2 if some of what the module was given differs, 1 if that is not known of some, else 0."""
         is_call = one.kind == "output"
         name = one.module if is_call else self._recorded_module(one.module)
-        known = self._by_module_and_kind.get((name, given), ())
+        known = self._by_key.get((name, given), ())
         agree = {each.agrees for each in known if not is_call or each.call == one.call}
         return 2 if False in agree else int(None in agree)
 
     def _root_differs(self, kind: str) -> bool:
         """Returns true if a tensor of the outermost module that was recorded differs."""
-        top = min((name for name, each in self._by_module_and_kind if each == kind), key=_depth, default="")
+        top = min((name for name, each in self._by_key if each == kind), key=_depth, default="")
         return any(one.module == top for one in self._differing(kind))
 
     def _is_healed(self, one: Finding) -> bool:
         """Returns true if a module around this one agrees: the layout within is the program's own affair."""
-        around = (self._by_module_and_kind.get((name, one.kind), ()) for name in _parents(one.module))
+        around = (self._by_key.get((name, one.kind), ()) for name in _parents(one.module))
         return any(some and all(each.agrees for each in some) for some in around)
 
     def _recorded_module(self, module: str) -> str:
         """Returns the module, or the one around it that was recorded, as a compiled one is."""
-        known = {name for name, kind in self._by_module_and_kind if kind in ("output", "grad_output")}
+        known = {name for name, kind in self._by_key if kind in ("output", "grad_output")}
         return next((name for name in (module, *_parents(module)) if name in known), "")
 
 

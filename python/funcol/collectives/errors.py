@@ -88,15 +88,13 @@ def _combined_type(ours: type[BaseException], theirs: type[BaseException]) -> ty
         return known
 
     def reduce(self: BaseException) -> tuple[Any, ...]:
-        return _from_pickle, (ours, theirs, self.args)
+        return _unpickle, (ours, theirs, self.args)
 
     name = ours.__name__.removesuffix("Error") + theirs.__name__.lstrip("_")
     combined = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
     return _combined_types.setdefault((ours, theirs), combined)
 
 
-def _from_pickle(
-    ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]
-) -> BaseException:
+def _unpickle(ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Makes an error of both types again from a pickle."""
     return _combined_type(ours, theirs)(*args)

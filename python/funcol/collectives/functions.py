@@ -66,7 +66,7 @@ def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce
     return reduce_op not in rules_of_core
 
 
-def _pend_or_wait(tensor: Tensor) -> Tensor:
+def _finish(tensor: Tensor) -> Tensor:
     """Makes the result of PyTorch's operator pending, or emits the wait where a tracer records it.
 
     Under a torch function mode, which sees the operator, the result is pending: its first use waits.
@@ -78,8 +78,8 @@ def _pend_or_wait(tensor: Tensor) -> Tensor:
     return _core.wait_tensor(tensor)  # type: ignore[no-any-return]
 
 
-def _pend_or_wait_all(tensors: list[Tensor]) -> list[Tensor]:
-    """Applies :func:`_pend_or_wait` to each tensor, with one wait if PyTorch has an operator for it."""
+def _finish_all(tensors: list[Tensor]) -> list[Tensor]:
+    """Applies :func:`_finish` to each tensor, with one wait if PyTorch has an operator for it."""
     if not is_dynamo_compiling():
         pending = [_C.pend(tensor) for tensor in tensors]
         if all(tensor is not NotImplemented for tensor in pending):
@@ -138,7 +138,7 @@ def all_reduce(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _pend_or_wait(_core.all_reduce(self, reduce_op, resolved))
+    return _finish(_core.all_reduce(self, reduce_op, resolved))
 
 
 def all_gather_tensor(
@@ -165,9 +165,7 @@ def all_gather_tensor(
     group_size = _group_size("all_gather_tensor", resolved)
     if self.dim() == 0:
         self = self.reshape(1)
-    gathered: Tensor = _pend_or_wait(
-        _core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved)
-    )
+    gathered: Tensor = _finish(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
     gather_dim = _wrap_dim(gather_dim, self)
     return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)
 
@@ -202,9 +200,7 @@ def reduce_scatter_tensor(
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
-    return _pend_or_wait(
-        _core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved)
-    )
+    return _finish(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
 
 
 def all_to_all_single(
@@ -237,7 +233,7 @@ def all_to_all_single(
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
-    return _pend_or_wait(
+    return _finish(
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
 
@@ -272,7 +268,7 @@ def broadcast(self: Tensor, src: int, group: RankTypes | None = None, tag: str =
     resolved = traceable_group(group, tag)
     if _needs_own_rule([self], _compat.BROADCAST_RULES):
         return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
-    return _pend_or_wait(_core.broadcast(self, src, resolved))
+    return _finish(_core.broadcast(self, src, resolved))
 
 
 def reduce(
@@ -389,7 +385,7 @@ def all_reduce_coalesced(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _pend_or_wait_all(_core.all_reduce_coalesced(self, reduce_op, resolved))
+    return _finish_all(_core.all_reduce_coalesced(self, reduce_op, resolved))
 
 
 def all_gather_into_tensor_coalesced(
@@ -409,7 +405,7 @@ def all_gather_into_tensor_coalesced(
     resolved = traceable_group(group, tag)
     group_size = _group_size("all_gather_into_tensor_coalesced", resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
-    return _pend_or_wait_all(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
+    return _finish_all(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 
 
 def reduce_scatter_tensor_coalesced(
@@ -446,9 +442,7 @@ def reduce_scatter_tensor_coalesced(
         rank_major.append(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
-    return _pend_or_wait_all(
-        _core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved)
-    )
+    return _finish_all(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
 
 
 # Names of the same functions in newer PyTorch releases.

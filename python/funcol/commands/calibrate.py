@@ -149,15 +149,13 @@ def _measure_axis(
     links = {}
     for kind in COLLECTIVES:
         progress.show(f"{name} {kind}")
-        links[kind] = _measure_collective(mesh, axis, kind, sizes, num_runs)
+        links[kind] = _measure_link(mesh, axis, kind, sizes, num_runs)
         progress.advance()
         report(f"{name} {kind}: {_link_text(links[kind])}")
     return links
 
 
-def _measure_collective(
-    mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_runs: int
-) -> LinkCost:
+def _measure_link(mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_runs: int) -> LinkCost:
     num_ranks = mesh.size(axis)
     group = mesh.get_group(axis)
     samples = []

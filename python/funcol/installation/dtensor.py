@@ -394,7 +394,7 @@ def _run(
     held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
-        op_info.local_kwargs = keyword_tensors.redistribute_keywords(
+        op_info.local_kwargs = keyword_tensors.redistribute(
             schema, op_info.local_kwargs, redistribute_local_tensor
         )
     if op_call in random_operators.OPERATORS:

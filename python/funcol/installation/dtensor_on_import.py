@@ -22,7 +22,7 @@ from .. import _build_info
 from ..collectives.import_hooks import InstallOnImport
 from .patching import install_all
 
-_fallback_reasons: dict[str, str] = {}
+_reasons: dict[str, str] = {}
 
 
 @contextmanager
@@ -33,12 +33,12 @@ def fall_back_to_pytorch(part: str) -> Iterator[None]:
     except Exception as error:
         if _build_info.TORCH_IS_SUPPORTED:
             raise
-        _fallback_reasons[part] = f"{type(error).__name__}: {error}"
+        _reasons[part] = f"{type(error).__name__}: {error}"
 
 
 def fallback_reasons() -> dict[str, str]:
     """Returns the parts of PyTorch that could not be replaced, and the errors."""
-    return dict(_fallback_reasons)
+    return dict(_reasons)
 
 
 def _install_dtensor(_tensor: Any) -> Callable[[], None]:
@@ -87,11 +87,7 @@ def report_unknown_release() -> None:
         from . import fully_shard
 
         left = fully_shard.replaced_and_unsupported()[1]
-    what = (
-        f"all functions of {' and '.join(_fallback_reasons)} are"
-        if _fallback_reasons
-        else f"{len(left)} functions are"
-    )
+    what = f"all functions of {' and '.join(_reasons)} are" if _reasons else f"{len(left)} functions are"
     print(
         f"funcol does not know PyTorch {torch.__version__}: {what} left to PyTorch "
         "(the list: python -m funcol info)",

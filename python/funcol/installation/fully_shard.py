@@ -140,6 +140,11 @@ def _replaceable() -> list[str]:
         names = kept
 
 
+def _bypassed_by(names: Iterable[str]) -> Iterable[str]:
+    """Returns the functions that the replacements of the functions ``names`` bypass."""
+    return dict.fromkeys(bypassed for name in names for bypassed in FUNCTIONS[name].bypasses)
+
+
 def replaced_and_unsupported() -> tuple[list[str], list[str]]:
     """Returns the names of functions that funcol replaces in this release, and of those only in others."""
     replaced = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
@@ -150,9 +155,7 @@ def patched_by_programs() -> list[str]:
     """Returns the names of the functions that programs replaced or wrapped before funcol was installed."""
     if _replaced_now:
         return list(_patched_before_install)
-    names = dict.fromkeys(
-        [*REPLACED, *(bypassed_name for name in REPLACED for bypassed_name in FUNCTIONS[name].bypasses)]
-    )
+    names = dict.fromkeys([*REPLACED, *_bypassed_by(REPLACED)])
     found = [name for name in names if _function(name) is patching.NOT_FROM_PYTORCH]
     return [*found, *([] if _has_own_record_function() else ["record_function"])]
 
@@ -197,7 +200,6 @@ def _register_with_cpp(replaced: Iterable[str]) -> None:
         ]
 
     ranges = [(_fsdp_param_group, calls.record_function), (torch.profiler, torch.profiler.record_function)]
-    bypassed = dict.fromkeys(bypassed_name for name in replaced for bypassed_name in FUNCTIONS[name].bypasses)
     states = _fsdp_param.ShardedState
     group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
     _C.know_fully_shard(
@@ -206,7 +208,7 @@ def _register_with_cpp(replaced: Iterable[str]) -> None:
         (_fsdp_param.alloc_storage, _fsdp_param.free_storage),
         nn.Module.__setattr__,
         [
-            *values(name for name in bypassed if name not in COLLECTIVES),
+            *values(name for name in _bypassed_by(replaced) if name not in COLLECTIVES),
             *switches(),
             *((owner, "record_function", value) for owner, value in ranges if _has_own_record_function()),
         ],

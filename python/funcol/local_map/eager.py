@@ -165,18 +165,11 @@ class LocalMap:
                 f"funcol.apply_local_map: {self.name} is traced with tensors that are not DTensors and has "
                 "no in_placements. State where each argument is to live."
             )
-        self._check_arguments(flat)
-        for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
-            if isinstance(arg, Tensor):
-                if placements is None:
-                    raise ValueError(
-                        f"funcol.apply_local_map: {self.name}: argument {i} is a tensor of shape "
-                        f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
-                    )
-                self._check_num_axes(placements, mesh, "in_placements")
-        for placements in self.outputs:
-            if placements is not None:
-                self._check_num_axes(placements, mesh, "out_placements")
+        self._check_arguments(flat, Tensor)
+        for stated, name in ((self.inputs, "in_placements"), (self.outputs, "out_placements")):
+            for placements in stated:
+                if placements is not None:
+                    self._check_num_axes(placements, mesh, name)
 
     # Signatures
 
@@ -202,7 +195,8 @@ class LocalMap:
         self._kept[key] = kept
         return signature
 
-    def _check_arguments(self, flat: Sequence[Any]) -> None:
+    def _check_arguments(self, flat: Sequence[Any], kind: type[Tensor] = DTensor) -> None:
+        """Raises ValueError unless placements are stated for arguments of ``kind``, and only for tensors."""
         for stated, name in ((self.inputs, "in_placements"), (self.gradients, "in_grad_placements")):
             if stated is not None and len(stated) != len(flat):
                 raise ValueError(
@@ -211,10 +205,11 @@ class LocalMap:
                 )
         if self.inputs is None:
             return
+        noun = "DTensor" if kind is DTensor else "tensor"
         for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
-            if isinstance(arg, DTensor) and placements is None:
+            if isinstance(arg, kind) and placements is None:
                 raise ValueError(
-                    f"funcol.apply_local_map: {self.name}: argument {i} is a DTensor of shape "
+                    f"funcol.apply_local_map: {self.name}: argument {i} is a {noun} of shape "
                     f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
                 )
             if not isinstance(arg, Tensor) and placements is not None:

@@ -182,8 +182,8 @@ def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
         with lift:
             results = function.body(*local_fakes(function, operands, mode))
         flags = [isinstance(result, Tensor) and result.requires_grad for result in results]
-        full_fakes = function.full_fakes(operands, results)
-    return list(_Shapes.apply(full_fakes, flags, *operands, *lift.foreign))
+        fakes = function.full_fakes(operands, results)
+    return list(_Shapes.apply(fakes, flags, *operands, *lift.foreign))
 
 
 def _leaf(like: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -193,11 +193,9 @@ def _leaf(like: Tensor, mode: FakeTensorMode) -> Tensor:
 
 class _Shapes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, full_fakes: list[Any], flags: list[bool], *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, fakes: list[Any], flags: list[bool], *operands: Any) -> tuple[Any, ...]:
         ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in operands))
-        results = [
-            empty(one.shape, one.stride(), one) if isinstance(one, Tensor) else one for one in full_fakes
-        ]
+        results = [empty(one.shape, one.stride(), one) if isinstance(one, Tensor) else one for one in fakes]
         ctx.mark_non_differentiable(
             *(one for one, flag in zip(results, flags, strict=True) if not flag and isinstance(one, Tensor))
         )

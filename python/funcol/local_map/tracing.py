@@ -367,9 +367,7 @@ def _node_name(name: str) -> str:
 
 
 @local_map_hop.py_impl(FakeTensorMode)
-def _run_on_fakes(
-    mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any
-) -> tuple[Any, ...]:
+def _on_fakes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     known = Region.of(region)
     with mode:
         if not known.are_full:

@@ -226,9 +226,7 @@ class Agreement:
         if self.group is None:
             return {} if manifest is None else {self.own_rank: manifest}, False
         content = _NO_MANIFEST if manifest is None else manifest.digest()
-        high, low, left, any_continues = self._reduce_max(
-            content, -content, leaves=False, continues=continues
-        )
+        high, low, left, going = self._reduce_max(content, -content, leaves=False, continues=continues)
         if left:
             self._has_ended = True
             reasons = {rank: one for rank, one in self._gather("null").items() if one is not None}
@@ -238,8 +236,8 @@ class Agreement:
                 "tensors on every rank, or leave on all alike."
             )
         if high != -low:
-            return self._compare_all(manifest), bool(any_continues)
-        return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(any_continues)
+            return self._compare_all(manifest), bool(going)
+        return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(going)
 
     def _compare_all(self, manifest: Manifest | None) -> dict[int, Manifest]:
         """Returns the manifests of the ranks that have to agree with this one. Raises ValueError on all ranks

@@ -50,15 +50,13 @@ def _complete(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) ->
             else:
                 first = min(first, i)
     wanted = (*keywords, *sorted(tensors))
-    place, known_keywords = (
-        (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
-    )
-    if first >= place and set(wanted).issubset(known_keywords):
+    place, listed = (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
+    if first >= place and set(wanted).issubset(listed):
         return info
     return dataclasses.replace(
         info or RuntimeSchemaInfo(),
         static_argnum=min(first, place),
-        static_kwargkey=list(dict.fromkeys((*known_keywords, *wanted))) or None,
+        static_kwargkey=list(dict.fromkeys((*listed, *wanted))) or None,
     )
 
 
@@ -124,7 +122,7 @@ class RedistributingSchema(OpSchema):
         return schema
 
 
-def redistribute_keywords(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
+def redistribute(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
     """Redistributes the local ``kwargs`` of a call to ``schema`` by ``move(local, held, wanted)``."""
     held = getattr(schema, "held_kwargs", None)
     if held is None:

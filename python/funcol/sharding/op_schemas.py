@@ -122,10 +122,8 @@ def squeezed_by_full_sizes(schema: OpSchema) -> OpSchema | None:
     source: Any = schema.args_schema[0]
     shape = source.tensor_meta.shape
     all_dims = range(len(shape))
-    requested: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", all_dims)
-    dims = (
-        [all_dims[dim] for dim in ([requested] if isinstance(requested, int) else requested)] if shape else []
-    )
+    given: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", all_dims)
+    dims = [all_dims[dim] for dim in ([given] if isinstance(given, int) else given)] if shape else []
     # A symbol is not a size of 1.
     local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
     if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):

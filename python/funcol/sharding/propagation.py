@@ -173,9 +173,7 @@ class ShardingPropagator(StockPropagator):
         self._info_tables = keyword_tensors.DispatcherInfoTables(
             [tables[name] for name in _compat.TABLES_OF_SCHEMA_INFO if name in tables]
         )
-        self._remembered_by_full_mesh_rules = functools.lru_cache(cache_size)(
-            self._decide_uncached_by_full_mesh_rules
-        )
+        self._cached_full_mesh_rules = functools.lru_cache(cache_size)(self._apply_full_mesh_rules)
         self.propagate_op_sharding = _CachedPropagate(self)  # type: ignore[assignment]
 
     # Rules
@@ -223,7 +221,7 @@ class ShardingPropagator(StockPropagator):
             getattr(self, name).hide(op)
         self._own_rows.pop(op, None)
         self._engine.leave(qualified_name(op))
-        self._remembered_by_full_mesh_rules.cache_clear()
+        self._cached_full_mesh_rules.cache_clear()
 
     # Decisions
 
@@ -289,7 +287,7 @@ class ShardingPropagator(StockPropagator):
     def cache_clear(self) -> None:
         """Forgets all decisions, and the costs of redistributions."""
         self._engine.clear()
-        self._remembered_by_full_mesh_rules.cache_clear()
+        self._cached_full_mesh_rules.cache_clear()
 
     # Rules in Python
 
@@ -306,12 +304,10 @@ class ShardingPropagator(StockPropagator):
 
     def _decide_by_full_mesh_rules(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """Decides by PyTorch's rules of the full mesh."""
-        decide = self._remembered_by_full_mesh_rules if remember else self._decide_uncached_by_full_mesh_rules
+        decide = self._cached_full_mesh_rules if remember else self._apply_full_mesh_rules
         return decide(op_schema, torch.get_default_dtype())
 
-    def _decide_uncached_by_full_mesh_rules(
-        self, op_schema: OpSchema, default_dtype: torch.dtype
-    ) -> OutputSharding:
+    def _apply_full_mesh_rules(self, op_schema: OpSchema, default_dtype: torch.dtype) -> OutputSharding:
         """Decides without the cache, of whose key ``default_dtype`` is a part."""
         try:
             wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema

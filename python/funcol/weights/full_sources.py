@@ -35,7 +35,7 @@ class Target:
         return self.shape.numel() * self.dtype.itemsize
 
 
-class FullTensorSource:
+class TensorSource:
     """The tensors of rank ``src``, by name."""
 
     def __init__(
@@ -102,7 +102,7 @@ class FullTensorSource:
             "extra": self._extra,
         }
 
-    def full_tensor_for(self, target: Target) -> Tensor:
+    def tensor_for(self, target: Target) -> Tensor:
         """Returns the full tensor of ``target``, checked, with the dtype and on the device of the model."""
         assert self._mapping is not None
         given = self._source_of[target.index]

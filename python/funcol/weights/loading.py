@@ -17,7 +17,7 @@ from .._progress import Progress
 from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties
 from ..redistribution.specs import has_own_order, spec_of
 from .export import ByName, check_bytes, own_rank
-from .full_sources import FullTensorSource, GivenTensors, Target
+from .full_sources import GivenTensors, Target, TensorSource
 from .fusing import Named
 from .sync import WeightSync
 
@@ -48,9 +48,7 @@ def load(
         offered = agreement.exchange([src, *(shards or ())]).values()
         of_src = {name for theirs, *found in offered if theirs == src for name in found}
         source = (
-            FullTensorSource(op, given(), loading.target_of, names, strict, of_src)
-            if src == own_rank()
-            else None
+            TensorSource(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
         )
         if any(found for _, *found in offered):
             loading.move_shards(shards or {}, source, group)
@@ -160,7 +158,7 @@ class _Loading:
     def move_shards(
         self,
         shards: Mapping[str, DTensor],
-        source: FullTensorSource | None,
+        source: TensorSource | None,
         group: dist.ProcessGroup | None,
     ) -> None:
         """Moves those of ``shards`` that rank ``src`` does not have as full tensors straight into the shards
@@ -179,9 +177,7 @@ class _Loading:
         ).sync()
         self._moved = {self.target_of[name].index for name in names}
 
-    def buckets(
-        self, source: FullTensorSource | None, most: int
-    ) -> Iterator[list[tuple[Target, Tensor | None]]]:
+    def buckets(self, source: TensorSource | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
         """Yields buckets of ``most`` bytes, with tensors on ``src``. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
         by_rank = agreement.exchange(source and source.metadata())
@@ -201,9 +197,7 @@ class _Loading:
             self.target_of[name].index for name in {*self.target_of} - {*self.incompatible.missing_keys}
         }
         for bucket in self._in_order(loaded - self._moved, most):
-            pairs = [
-                (target, None if source is None else source.full_tensor_for(target)) for target in bucket
-            ]
+            pairs = [(target, None if source is None else source.tensor_for(target)) for target in bucket]
             agreement.meet_for_bucket()
             if source is not None:
                 source.loaded += [target.name for target in bucket]

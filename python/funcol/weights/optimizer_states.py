@@ -43,13 +43,8 @@ def full_optimizer_state_dict(
     """
     own: dict[str, Any] = {}
 
-    def named() -> dict[str, Tensor]:
-        check_module("full_optimizer_state_dict", model)
-        own.update(get_optimizer_state_dict(model, optimizer))
-        return _tensors_of(own)
-
     full = own_full_tensors(
-        named,
+        lambda: _read_state("full_optimizer_state_dict", model, optimizer, own),
         to=to,
         bucket_bytes=bucket_bytes,
         dtype=dtype,
@@ -93,11 +88,6 @@ def load_full_optimizer_state_dict(
     """
     own: dict[str, Any] = {}
 
-    def held() -> dict[str, Tensor]:
-        check_module(_LOAD, model)
-        own.update(get_optimizer_state_dict(model, optimizer))
-        return _tensors_of(own)
-
     def given() -> tuple[dict[str, Tensor] | None, Any]:
         if state is None:
             return None, None
@@ -106,13 +96,13 @@ def load_full_optimizer_state_dict(
         if missing:
             raise ValueError(f"funcol::{_LOAD}: {missing[0]!r} is in no group of the state. Pass all groups.")
         return _tensors_of(state), [
-            _non_tensors_of(state),
-            [_json_options(one) for one in state["param_groups"]],
+            _numbers_of(state),
+            [_as_json(one) for one in state["param_groups"]],
         ]
 
     _, (numbers, groups) = load(
         _LOAD,
-        held,
+        lambda: _read_state(_LOAD, model, optimizer, own),
         given,
         src,
         strict=True,
@@ -131,6 +121,13 @@ def load_full_optimizer_state_dict(
     set_optimizer_state_dict(model, optimizer, own)
 
 
+def _read_state(op: str, model: Any, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Tensor]:
+    """Reads the states of ``optimizer`` into ``state``. Returns the tensors among them."""
+    check_module(op, model)
+    state.update(get_optimizer_state_dict(model, optimizer))
+    return _tensors_of(state)
+
+
 def _name_of(parameter: str, key: str) -> str:
     """Returns the name, in a stream, of the tensor ``key`` in the state of ``parameter``."""
     return f"{parameter}.{key}"
@@ -145,7 +142,7 @@ def _tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _non_tensors_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the states that are not tensors."""
     return {
         parameter: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
@@ -153,7 +150,7 @@ def _non_tensors_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _json_options(options: dict[str, Any]) -> dict[str, Any]:
+def _as_json(options: dict[str, Any]) -> dict[str, Any]:
     """Returns ``options`` as JSON can represent them. Raises TypeError if it cannot."""
     found = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in options.items()}
     for key, value in found.items():

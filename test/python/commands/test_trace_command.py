@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import funcol
 from funcol.__main__ import main
 from funcol.commands.timeline import Activity, activity, length, merge_spans, subtract
-from funcol.commands.traces import Span, read_spans, trace_of
+from funcol.commands.traces import Span, read_trace, trace_of
 
 Event = tuple[str, str, int, float, float]  # category, name, thread, begin and end in ms
 
@@ -242,7 +242,7 @@ def test_a_profile_tells_a_wait_from_the_operator_that_it_is_part_of(tmp_path: P
         result = slow.tensor + 1
     assert result.tolist() == [8, 8, 8]
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    spans = read_spans(tmp_path / "trace.json")
+    spans = read_trace(tmp_path / "trace.json").spans
     [wait] = [span for span in spans if span.name == "funcol::wait"]
     assert any(wait.starts_in(span) for span in spans if span.name == "aten::add")
 

@@ -303,7 +303,7 @@ def _exchanges_borders(
     and windows that reach as far to the left as to the right, no farther than into the next strip.
 
     In older PyTorch releases, PyTorch's rule leads here. In newer ones it does not, and treats a strip as a
-    whole image.
+    full image.
     """
     if not (isinstance(images, DTensor) and isinstance(weight, DTensor)) or transposed or images.dim() != 4:
         return False

@@ -43,7 +43,7 @@ MOST_DECISIONS_IN_PYTORCH = 8192
 class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    C++ decides in releases whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
+    C++ decides in releases whose rules are of one mesh axis. It queries ``base`` for the rule of the call,
     composes its rows over all axes and prices redistribution as DTensor does, so that the decision is that of
     ``base``, ties included. The decision is followed unless it contradicts the operator's rule in C++, that
     is, gives wrong numbers; then that rule decides, as it does for operators for which ``base`` has no rule.

@@ -1,7 +1,7 @@
 """Functions on local tensors under tracers: one node of the graph in the forward, one in the backward pass.
 
 A traced call of an applied function (:func:`funcol.local_map.apply_local_map`) records the function and its
-gradient once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the
+gradient once, at this rank's shapes, and adds :data:`local_map_hop` to the tracer's graph, with the
 recorded body, a :class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a
 graph is traced again with shards in place of full tensors, the operator moves its operands to their
 placements and runs its body, so that the second trace holds the operators of the body.

@@ -28,7 +28,7 @@ from ..redistribution.agreement import (
 )
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
-from .fusing import Cat, Named, Stack
+from .fusing import Cat, NameOrParts, Stack
 
 _OP = "full_tensors"
 _NO_BOUND = 2**62
@@ -65,7 +65,7 @@ def full_tensors(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[Named | None] | None = None,
+    names: ByName[NameOrParts | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> FullTensors:
@@ -198,7 +198,7 @@ class _ExportOptions:
     bucket_bytes: int
     dtype: ByName[torch.dtype | None] | torch.dtype | None
     device: torch.device | str | None
-    names: ByName[Named | None] | None
+    names: ByName[NameOrParts | None] | None
 
     def __post_init__(self) -> None:
         self._device = None if self.device is None else torch.device(self.device)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from ..redistribution.agreement import staging_device
 from ..redistribution.local_redistribute import settled
 from .export import ByName, by_name, local_of
-from .fusing import Named, parts_of
+from .fusing import NameOrParts, parts_of
 
 GivenTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
@@ -43,7 +43,7 @@ class TensorSource:
         op: str,
         given: tuple[GivenTensors, Any],
         target_of: Mapping[str, Target],
-        names: ByName[Named] | None,
+        names: ByName[NameOrParts] | None,
         strict: bool,
         offered: set[str],
     ) -> None:
@@ -55,7 +55,7 @@ class TensorSource:
             )
         self._target_of = target_of
         self._strict = strict
-        self._given: dict[str, Named] = {name: by_name(names, name, name) for name in target_of}
+        self._given: dict[str, NameOrParts] = {name: by_name(names, name, name) for name in target_of}
         self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
         for name, theirs in self._given.items():
             for part in parts_of(theirs):
@@ -144,7 +144,7 @@ class TensorSource:
         own = self._mapping.get(name)
         return own is None or is_sharded(own)
 
-    def _convert(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _convert(self, target: Target, given: NameOrParts, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the full tensor of the name or names ``given``, with the dtype and device of the model."""
         parts = [
             part.detach().to(device=target.device, dtype=target.dtype)
@@ -152,7 +152,7 @@ class TensorSource:
         ]
         return parts[0] if isinstance(given, str) else given.join(parts)
 
-    def _check(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def _check(self, target: Target, given: NameOrParts, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Returns the dense tensors of the name or names ``given``."""
         parts = [self._dense(target, tensors[part]) for part in parts_of(given)]
         shapes = [tuple(part.shape) for part in parts]

@@ -18,7 +18,7 @@ from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_va
 from ..redistribution.specs import has_own_order, spec_of
 from .export import ByName, check_bytes, own_rank
 from .full_sources import GivenTensors, Target, TensorSource
-from .fusing import Named
+from .fusing import NameOrParts
 from .sync import WeightSync
 
 
@@ -29,7 +29,7 @@ def load(
     src: int,
     *,
     strict: bool,
-    names: ByName[Named] | None,
+    names: ByName[NameOrParts] | None,
     bucket_bytes: int,
     group: dist.ProcessGroup | None,
     progress: bool,

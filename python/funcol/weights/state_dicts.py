@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..redistribution.agreement import memory_key
 from .export import ByName, full_tensors, local_of, own_rank
 from .full_sources import is_sharded
-from .fusing import Named
+from .fusing import NameOrParts
 from .loading import IncompatibleKeys, load
 
 
@@ -33,7 +33,7 @@ def full_state_dict(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[Named | None] | None = None,
+    names: ByName[NameOrParts | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def full_state_dict(
 
 
 def own_full_tensors(
-    named: Callable[[], Mapping[str, Tensor]], names: ByName[Named | None] | None = None, **options: Any
+    named: Callable[[], Mapping[str, Tensor]], names: ByName[NameOrParts | None] | None = None, **options: Any
 ) -> dict[str, Tensor]:
     """Returns the tensors that :func:`funcol.full_tensors` yields on this rank for ``named()``, in memory of
     their own. Results that are the same tensor of the model remain one tensor."""
@@ -104,7 +104,7 @@ def load_full_state_dict(
     src: int = 0,
     *,
     strict: bool = True,
-    names: ByName[Named] | None = None,
+    names: ByName[NameOrParts] | None = None,
     bucket_bytes: int = 256 << 20,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,

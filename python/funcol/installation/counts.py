@@ -17,10 +17,10 @@ def decision_counts() -> dict[str, dict[str, int]]:
 
     - ``"axes"``: more than 8 mesh axes, and a tensor that they cut in another order than the mesh's;
     - ``"metas"``: sizes of results depend on data, or the operator raises an error;
-    - ``"minor"``: this PyTorch release has rules of the whole mesh (2.11 to 2.13);
+    - ``"minor"``: this PyTorch release has rules of the full mesh (2.11 to 2.13);
     - ``"refused"``: PyTorch raises an error, and no rule in C++ knows a way;
     - ``"rule"``: PyTorch derives the rule from the operator's decomposition, or the program registered one of
-      the whole mesh;
+      the full mesh;
     - ``"value"``: symbolic sizes, placements of a program's own, arguments of unknown types;
     - ``"write"``: every decision would move a tensor that is written to.
     """

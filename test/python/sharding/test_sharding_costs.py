@@ -94,7 +94,7 @@ def has_rule_of_the_whole_mesh(stock: Any, op: Any) -> bool:
     """Returns true if PyTorch has a rule for ``op`` that may decide otherwise than axis by axis: it follows
     the placements of the first tensor, or is right for some sizes only."""
     rule = stock.op_strategy_funcs.get(op)
-    return rule is not None and not _compat.has_one_way(rule)
+    return rule is not None and not _compat.has_single_strategy(rule)
 
 
 def costs_more(schema: OpSchema, a: OutputSharding, b: OutputSharding) -> bool:

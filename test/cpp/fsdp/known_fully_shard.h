@@ -1,5 +1,5 @@
-// The group of a layer that FSDP2 shards over four ranks, and C++ that knows FSDP2's classes. Skips on minors
-// before 2.15, whose groups are PyTorch's own to run.
+// The group of a layer that FSDP2 shards over four ranks, and C++ that knows FSDP2's classes. Skips on
+// releases before 2.15, whose groups are PyTorch's own to run.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -32,7 +32,7 @@ ON_DEVICES = True
 
 def group_of(module: Any) -> Any:
     state = module._get_fsdp_state()
-    return state._fsdp_param_group  # older minors have no more than one
+    return state._fsdp_param_group  # older releases have no more than one
 
 
 # The Python of FSDP2 that gathers parameters and reduces gradients.

@@ -87,7 +87,7 @@ def put(kind: str, place: str) -> Iterator[None]:
             held = vars(owner).get(name)
             if isinstance(held, staticmethod):
                 stack.enter_context(patch.object(owner, name, staticmethod(KINDS[kind](held.__func__))))
-            elif held is not None:  # this minor has it
+            elif held is not None:  # this release has it
                 stack.enter_context(patch.object(owner, name, KINDS[kind](held)))
         calls.clear()
         yield

@@ -56,7 +56,7 @@ def test_a_decision_costs_the_least_of_the_full_product(
         assert cost_of(schema, sharding) == pytest.approx(least), schema
 
 
-# Older minors have rules of the whole mesh. For these operators they know ways that no rule of an axis
+# Older releases have rules of the whole mesh. For these operators they know ways that no rule of an axis
 # has: right for some numbers only (any of a sum, a mean of which nothing is ignored), or of partials made of
 # shards.
 WITH_OTHER_WAYS = {

@@ -42,7 +42,7 @@ class Cache final : public CacheBase {
   }
 
   // Removes `key` and returns its value. Returns nullopt if the cache lacks `key`.
-  std::optional<Value> take(const Key& key) {
+  std::optional<Value> extract(const Key& key) {
     const auto slot = find_slot(key, short_hash(key));
     if (slots_.empty() || slots_[slot].place == kFree) {
       return std::nullopt;
@@ -59,7 +59,7 @@ class Cache final : public CacheBase {
   }
 
   // Stores `value` if the cache admits `key`.
-  void put(Key key, Value value) {
+  void insert_if_admitted(Key key, Value value) {
     if (admits()) {
       insert(std::move(key), std::move(value));
     }

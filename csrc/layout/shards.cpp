@@ -7,10 +7,10 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-// Appends the indices at positions [begin, end) of `whole`.
-void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals& out) {
+// Appends the indices at positions [begin, end) of `indices`.
+void append_range(const Intervals& indices, int64_t begin, int64_t end, Intervals& out) {
   int64_t seen = 0;
-  for (const auto& interval : whole) {
+  for (const auto& interval : indices) {
     const int64_t from = std::max<int64_t>(begin - seen, 0);
     const int64_t to = std::min(end - seen, interval.size);
     if (from < to) {
@@ -89,14 +89,14 @@ int64_t num_common(const Intervals& a, const Intervals& b) {
   return sum;
 }
 
-Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor) {
-  const int64_t size = num_indices(whole);
+Intervals cut(const Intervals& indices, int64_t num_ranks, int64_t index, int64_t split_factor) {
+  const int64_t size = num_indices(indices);
   const int64_t piece = ceil_div(size, split_factor);
   Intervals out;
   for (int64_t begin = 0; begin < size; begin += piece) {
     const int64_t end = std::min(begin + piece, size);
     const int64_t chunk = ceil_div(end - begin, num_ranks);
-    append_range(whole, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end),
+    append_range(indices, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end),
                  out);
   }
   return out;

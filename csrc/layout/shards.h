@@ -30,8 +30,8 @@ int64_t num_indices(const Intervals& intervals);
 Intervals common_indices(const Intervals& a, const Intervals& b);
 int64_t num_common(const Intervals& a, const Intervals& b);
 
-// Returns the share of `whole` that rank `index` of `num_ranks` holds under a Shard with this split factor.
-Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor = 1);
+// Returns the share of `indices` that rank `index` of `num_ranks` holds under a Shard with this split factor.
+Intervals cut(const Intervals& indices, int64_t num_ranks, int64_t index, int64_t split_factor = 1);
 
 // Returns the indices of dim `dim`, `size` long, that the rank at `coordinate` holds.
 Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size,

@@ -74,13 +74,13 @@ int64_t integer(py::handle object, const char* what) {
   return object.cast<int64_t>();
 }
 
-struct MeshAsRead {
+struct CachedMesh {
   Mesh mesh;
   Py_ssize_t num_flattened = -1;
 };
 
-MeshTable<MeshAsRead>& meshes_as_read() {
-  static MeshTable<MeshAsRead> meshes;
+MeshTable<CachedMesh>& cached_meshes() {
+  static MeshTable<CachedMesh> meshes;
   return meshes;
 }
 
@@ -189,7 +189,7 @@ ShardOrder to_shard_order(py::handle object) {
 }
 
 const Mesh& to_mesh(py::handle object) {
-  const auto* const known = meshes_as_read().find(object);
+  const auto* const known = cached_meshes().find(object);
   if (known == nullptr) {
     py::detail::type_caster_base<Mesh> caster;
     if (caster.load(object, /*convert=*/false)) {
@@ -202,7 +202,7 @@ const Mesh& to_mesh(py::handle object) {
   if (known != nullptr && known->num_flattened == *flattened) {
     return known->mesh;
   }
-  return meshes_as_read().put(object, {read_mesh(object), *flattened}).mesh;
+  return cached_meshes().insert_or_assign(object, {read_mesh(object), *flattened}).mesh;
 }
 
 bool has_masks(const Layout& layout) {

@@ -39,7 +39,7 @@ void select_dim(int64_t dim, const Intervals& wanted, const Intervals& held, Sel
 struct Piece {
   int64_t cut;         // the number of the shard, as the layout before cuts the dim within the group
   Interval positions;  // in the block of that shard
-  bool is_whole;       // the positions are all that the block has along the dim
+  bool is_full;        // the positions are all that the block has along the dim
 
   friend bool operator==(const Piece&, const Piece&) = default;
 };

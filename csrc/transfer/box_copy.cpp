@@ -11,7 +11,7 @@
 namespace funcol {
 namespace {
 
-bool is_whole(const std::vector<Run>& runs, int64_t from_size, int64_t to_size) {
+bool is_full(const std::vector<Run>& runs, int64_t from_size, int64_t to_size) {
   return runs.size() == 1 && runs[0] == Run{0, 0, from_size} && from_size == to_size;
 }
 
@@ -65,7 +65,7 @@ BoxCopy::BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>&
   for (size_t dim = 0; dim < runs.size(); ++dim) {
     const int64_t size = size_of(runs[dim]);
     numel_ *= size;
-    if (dim > 0 && is_whole(runs[dim], from_shape[dim], to_shape[dim])) {
+    if (dim > 0 && is_full(runs[dim], from_shape[dim], to_shape[dim])) {
       // Makes the rows of the dim before `size` times as long.
       for (auto& run : runs_.back()) {
         run = {run.from * size, run.to * size, run.size * size};
@@ -150,7 +150,7 @@ void BoxCopy::run_by_operators(const at::Tensor& from, int64_t from_begin, const
                });
 }
 
-std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape) {
+std::vector<std::vector<Run>> full_runs(const std::vector<int64_t>& shape) {
   std::vector<std::vector<Run>> runs;
   runs.reserve(shape.size());
   for (const int64_t size : shape) {
@@ -170,7 +170,7 @@ std::vector<Run> runs_to_shard(const Intervals& positions) {
 }
 
 BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape) {
-  auto runs = whole_runs(shape);
+  auto runs = full_runs(shape);
   auto selected = shape;
   for (const auto& [dim, positions] : selection) {
     runs[dim] = runs_to_shard(positions);

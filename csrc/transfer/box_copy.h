@@ -60,7 +60,7 @@ class BoxCopy {
 };
 
 // Returns a run over all of each dim.
-std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape);
+std::vector<std::vector<Run>> full_runs(const std::vector<int64_t>& shape);
 
 // Returns the runs from a full dim to a shard of these positions, in their order.
 std::vector<Run> runs_to_shard(const Intervals& positions);

@@ -18,7 +18,7 @@ void Bucket::start() {
   for (size_t step = 0; step + 1 < num_steps; ++step) {
     for (auto& bundle : bundles) {
       if (step + 1 < bundle.num_steps()) {
-        bundle.take_step(step);
+        bundle.run_step(step);
       }
     }
   }
@@ -35,18 +35,18 @@ void Bucket::start() {
   }
 }
 
-at::Tensor Bucket::take() {
-  if (num_taken_ == items_.size()) {
+at::Tensor Bucket::next() {
+  if (num_returned_ == items_.size()) {
     return {};
   }
-  const auto index = moving_of_[num_taken_];
-  auto& local = items_[num_taken_++].local;
+  const auto index = moving_of_[num_returned_];
+  auto& local = items_[num_returned_++].local;
   if (index == -1) {
     return std::move(local);
   }
   auto& moving = moving_[index];
-  const size_t item = moving.num_taken++;
-  return moving.bundle.finish_last(item, moving.results.next());
+  const size_t item = moving.num_returned++;
+  return moving.bundle.complete_last(item, moving.results.next());
 }
 
 }  // namespace funcol

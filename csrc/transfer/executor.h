@@ -92,7 +92,7 @@ class Execution {
   int64_t peak_bytes_;
   int64_t bytes_sent_ = 0;  // by the busiest rank
   std::vector<int64_t> shape_before_;
-  std::vector<int64_t> whole_shape_;
+  std::vector<int64_t> full_shape_;
   std::string src_;
   std::string trace_;
   bool copies_;  // in unmoved()

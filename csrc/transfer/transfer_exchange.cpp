@@ -75,11 +75,11 @@ void for_each_box(const std::vector<int64_t>& sizes, int64_t begin, int64_t end,
   }
   while (begin < end) {
     const int64_t index = begin / row;
-    const bool is_whole_row = begin % row == 0 && end - begin >= row;
-    const int64_t next = is_whole_row ? end / row * row : std::min(end, (index + 1) * row);
-    box.emplace_back(index, is_whole_row ? end / row : index + 1);
-    const int64_t inner_begin = is_whole_row ? 0 : begin - index * row;
-    const int64_t inner_end = is_whole_row ? row : next - index * row;
+    const bool is_full_row = begin % row == 0 && end - begin >= row;
+    const int64_t next = is_full_row ? end / row * row : std::min(end, (index + 1) * row);
+    box.emplace_back(index, is_full_row ? end / row : index + 1);
+    const int64_t inner_begin = is_full_row ? 0 : begin - index * row;
+    const int64_t inner_end = is_full_row ? row : next - index * row;
     for_each_box(sizes, inner_begin, inner_end, box, visit);
     box.pop_back();
     begin = next;

@@ -1,6 +1,7 @@
 #include "propagation/rules/dim_map.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace funcol {
 namespace {
@@ -24,9 +25,9 @@ DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed) {
   return map;
 }
 
-DimMap whole_dims(int64_t num_dims, const std::vector<int64_t>& whole) {
+DimMap with_unsharded_dims(int64_t num_dims, const std::vector<int64_t>& unsharded) {
   auto map = same_dims(num_dims);
-  for (const int64_t dim : whole) {
+  for (const int64_t dim : unsharded) {
     if (dim < num_dims) {
       map[dim] = std::nullopt;
     }
@@ -44,7 +45,9 @@ std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name) {
 
 DimMap without_dim(const OpCall& call) { return without_dims(num_dims(call), {dim_argument(call, "dim")}); }
 
-DimMap with_whole_dim(const OpCall& call) { return whole_dims(num_dims(call), {dim_argument(call, "dim")}); }
+DimMap with_unsharded_dim(const OpCall& call) {
+  return with_unsharded_dims(num_dims(call), {dim_argument(call, "dim")});
+}
 
 DimMap with_inserted_dim(const OpCall& call) {
   const int64_t inserted = dim_argument(call, "dim", num_dims(call) + 1);
@@ -76,14 +79,14 @@ void add_mapped_dims(RowList& rows, const DimMap& map, std::string_view argument
   }
 }
 
-void add_dims_alike(RowList& rows, const DimMap& map) {
+void add_common_dims(RowList& rows, const DimMap& map) {
   const auto& tensors = rows.call().tensors;
   for (const auto& dim : map) {
     const auto has_dim = [&](const TensorMeta& meta) {
       return *dim < meta.num_dims() && meta.shape[*dim] == tensors[0].shape[*dim];
     };
     if (dim && std::ranges::all_of(tensors, has_dim)) {
-      rows.add_alike(any_shard(*dim));
+      rows.add_same_placement(any_shard(*dim));
     }
   }
 }

@@ -33,7 +33,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
                 raise
             return as_pytorchs(error, schema)
 
-    def ask(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
+    def query_rule(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
         return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
 
     _C.install_native_operators(
@@ -45,7 +45,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         draw,
         random_operators.dispatched,
         lambda: not user_patches.in_dispatcher(),
-        ask,
+        query_rule,
         *propagator.parts_in_cpp(),
     )
     return _C.remove_native_operators

@@ -403,7 +403,7 @@ class _Bucket:
 
     def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and full tensors. ``kept`` has those that come again."""
-        how, source, take = self._how, self._source, self._moves.take
+        how, source, take = self._how, self._source, self._moves.next
         self._entries.reverse()
         while self._entries:
             index, name, whole = self._entries.pop()

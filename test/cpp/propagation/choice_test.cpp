@@ -24,7 +24,7 @@ using ::testing::Values;
 struct Input {
   test::Sides at;
   std::vector<int64_t> shape = {24, 24};
-  bool stays = false;
+  bool is_pinned = false;
 };
 
 struct Worked {
@@ -57,7 +57,7 @@ class Call {
     call_.op = "test::op";
     for (const auto& input : worked.inputs) {
       call_.tensors.push_back(tensor(input.shape));
-      operands_.push_back({test::layout_of(input.at, mesh_, input.shape.size()), input.stays});
+      operands_.push_back({test::layout_of(input.at, mesh_, input.shape.size()), input.is_pinned});
     }
     call_.outputs.emplace_back(call_.tensors.front());
     for (const auto& sides : worked.required) {
@@ -66,12 +66,12 @@ class Call {
   }
 
   std::optional<Choice> choice(const CostModel& model = StepCounts{}) const {
-    CostSource costs(mesh_, model);
+    SearchPool costs(mesh_, model);
     return cheapest(call_, rows_, operands_, required_, costs);
   }
 
   std::vector<Choice> choices(const CostModel& model = StepCounts{}) const {
-    CostSource costs(mesh_, model);
+    SearchPool costs(mesh_, model);
     return all_choices(call_, rows_, operands_, required_, costs);
   }
 
@@ -315,7 +315,7 @@ class MaskedInput : public ::testing::Test {
  protected:
   std::optional<Choice> choice(const std::vector<Placement>& source, const Rows& rows,
                                const std::vector<std::optional<Layout>>& required = {}) const {
-    CostSource costs(mesh_, StepCounts{});
+    SearchPool costs(mesh_, StepCounts{});
     const OpCall call{"test::op", {}, {tensor({24, 24})}, {tensor({24, 24})}};
     return cheapest(call, rows, {{make_layout("test", source, {}, mesh_, 2)}}, required, costs);
   }
@@ -373,7 +373,7 @@ class LargeCall : public ::testing::TestWithParam<Large> {
 double total(const Choice& choice) { return std::accumulate(choice.costs.begin(), choice.costs.end(), 0.0); }
 
 TEST_P(LargeCall, CostsTheLeastOfAllChoices) {
-  CostSource costs(mesh_);
+  SearchPool costs(mesh_);
   double least = std::numeric_limits<double>::infinity();
   for (const auto& choice : all_choices(call_, rows_, operands_, {}, costs)) {
     least = std::min(least, total(choice));
@@ -382,9 +382,9 @@ TEST_P(LargeCall, CostsTheLeastOfAllChoices) {
 }
 
 TEST_P(LargeCall, SearchesOnceForInputsThatAreAlike) {
-  CostSource costs(mesh_);
+  SearchPool costs(mesh_);
   cheapest(call_, rows_, operands_, {}, costs);
-  EXPECT_EQ(costs.num_kept(), GetParam().alike ? 1 : GetParam().num_inputs);
+  EXPECT_EQ(costs.num_idle(), GetParam().alike ? 1 : GetParam().num_inputs);
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, LargeCall,
@@ -394,10 +394,10 @@ INSTANTIATE_TEST_SUITE_P(Calls, LargeCall,
 
 TEST(Choice, OfInputsThatStayWhereTheyAreIsNotPriced) {
   const Mesh mesh{{2, 2}, {}, {}};
-  CostSource costs(mesh);
+  SearchPool costs(mesh);
   const OpCall call{"test::op", {}, {tensor({8, 8})}, {tensor({8, 8})}};
   cheapest(call, kSame, {{test::layout_of({"S0,S1"}, mesh, 2)}}, {}, costs);
-  EXPECT_EQ(costs.num_kept(), 0);
+  EXPECT_EQ(costs.num_idle(), 0);
 }
 
 TEST(Choice, SaysWhatEachInputCosts) {
@@ -417,7 +417,7 @@ INSTANTIATE_TEST_SUITE_P(Sources, WhetherSomethingMoves,
 
 TEST(Choice, HasNoLayoutForAnOutputThatIsNoTensor) {
   const Mesh mesh{{2}, {}, {}};
-  CostSource costs(mesh);
+  SearchPool costs(mesh);
   const OpCall call{"test::op", {}, {tensor({8})}, {tensor({8}), std::nullopt}};
   const Rows rows{{{{Placement::shard(0), std::nullopt}, {Placement::shard(0)}}}, false, {}};
   const auto choice = cheapest(call, rows, {{test::layout_of({"S0"}, mesh, 1)}}, {}, costs);
@@ -426,7 +426,7 @@ TEST(Choice, HasNoLayoutForAnOutputThatIsNoTensor) {
 
 TEST(Choice, OfACallWithoutTensorsReplicates) {
   const Mesh mesh{{2}, {}, {}};
-  CostSource costs(mesh);
+  SearchPool costs(mesh);
   EXPECT_EQ(to_string(cheapest({"aten::ones", {}, {}, {tensor({8})}}, {}, {}, {}, costs)->composition),
             "R <- ");
 }
@@ -446,7 +446,7 @@ class RefusedCall : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedCall, SaysWhatWasExpected) {
   const Refused& refused = GetParam();
-  CostSource costs({{2}, {}, {}});
+  SearchPool costs({{2}, {}, {}});
   const OpCall call{"test::op", {}, {tensor({8, 8})}, {tensor({8, 8})}};
   const Layout layout{std::vector<Placement>(refused.num_axes), {}};
   const std::vector<Operand> operands(refused.num_operands, {layout});

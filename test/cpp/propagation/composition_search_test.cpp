@@ -66,7 +66,7 @@ std::string described(const Case& one) {
   std::string text = one.call.op + ", mesh " + test::joined(one.mesh.sizes);
   for (size_t i = 0; i < one.operands.size(); ++i) {
     text += ", " + test::joined(one.call.tensors[i].shape) + " " + to_string(one.operands[i].source);
-    text += one.operands[i].stays ? " stays" : "";
+    text += one.operands[i].is_pinned ? " stays" : "";
   }
   for (const auto& layout : one.required) {
     text += layout ? ", required " + to_string(*layout) : "";
@@ -138,7 +138,7 @@ class RandomCase {
 };
 
 std::optional<Choice> choice_of(const Case& one) {
-  CostSource costs(one.mesh, one.model);
+  SearchPool costs(one.mesh, one.model);
   return cheapest(one.call, one.rows, one.operands, one.required, costs);
 }
 
@@ -177,7 +177,7 @@ TEST_P(RandomCall, MovesAnInputOnlyIfNoCompositionLeavesAllInPlace) {
 
 TEST_P(RandomCall, IsChosenAlikeWithWhatIsKnownFromBefore) {
   const Case one = make(false);
-  CostSource costs(one.mesh, one.model);
+  SearchPool costs(one.mesh, one.model);
   const auto first = cheapest(one.call, one.rows, one.operands, one.required, costs);
   const auto again = cheapest(one.call, one.rows, one.operands, one.required, costs);
   EXPECT_EQ(first->composition, again->composition) << described(one);
@@ -200,7 +200,7 @@ class FullProductOf : public ::testing::TestWithParam<std::tuple<size_t, int, in
   }
 
   static std::vector<Choice> choices_of(const Case& one) {
-    CostSource costs(one.mesh, one.model);
+    SearchPool costs(one.mesh, one.model);
     return all_choices(one.call, one.rows, one.operands, one.required, costs);
   }
 };

@@ -210,7 +210,7 @@ class FullProduct {
     for (size_t i = 0; i < operands_.size(); ++i) {
       const Layout& layout = composition.inputs[i];
       if (mixes(layout) || (!rows_.allows_empty_shards && has_empty_rank(layout, call_.tensors[i].shape)) ||
-          (operands_[i].stays && layout != operands_[i].source) || makes_partials(i, layout)) {
+          (operands_[i].is_pinned && layout != operands_[i].source) || makes_partials(i, layout)) {
         return false;
       }
     }

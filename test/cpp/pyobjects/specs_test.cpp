@@ -182,14 +182,16 @@ TEST(CanonicalSpec, RefusesMasks) {
 
 TEST(SpecObjects, HoldAlikeWherePlacementsAndOrdersAgree) {
   const auto spec = python("spec(grid, [Shard(0), Shard(0)], 8, 4)");
-  EXPECT_TRUE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(0)], 9, 4)")));
-  EXPECT_FALSE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(1)], 8, 4)")));
-  EXPECT_FALSE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(0)], 8, 4, order=[(0, (1, 0))])")));
+  EXPECT_TRUE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(0)], 9, 4)")));
+  EXPECT_FALSE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(1)], 8, 4)")));
+  EXPECT_FALSE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(0)], 8, 4, order=[(0, (1, 0))])")));
 }
 
 TEST(SpecObjects, HoldAlikePlacementsWithRulesOfTheirOwn) {
-  EXPECT_TRUE(hold_alike(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [OwnPartial()], 8)")));
-  EXPECT_FALSE(hold_alike(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [Shard(0)], 8)")));
+  EXPECT_TRUE(
+      have_same_layout(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [OwnPartial()], 8)")));
+  EXPECT_FALSE(
+      have_same_layout(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [Shard(0)], 8)")));
 }
 
 TEST(SpecObjects, GiveTheShapeOfTheWhole) {

@@ -8,9 +8,9 @@
 namespace funcol::python::rank_transfer_test {
 namespace {
 
-TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
+TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t owner) {
   TransferKey key{0, {parse_placements(placements), {}}, {}, std::move(shape), 4};
-  key.holder = holder;
+  key.owner = owner;
   return key;
 }
 

@@ -31,7 +31,7 @@ class RedistributeBackward final : public BackwardFunction {
 
   py::object apply(const py::object& gradient) const override {
     if (is_dtensor(gradient)) {
-      const auto wanted = plain_spec(*spec_);
+      const auto wanted = plain_spec(spec_);
       const auto held = plain_spec(attribute<"_spec">(gradient));
       if (wanted.has_value() && held.has_value()) {
         // A gradient that is already reduced stays reduced.
@@ -46,19 +46,19 @@ class RedistributeBackward final : public BackwardFunction {
         }
       }
     }
-    return callback("gradient_of_redistribute")(gradient, *spec_, to_python(sent_dtype_),
+    return callback("gradient_of_redistribute")(gradient, spec_, to_python(sent_dtype_),
                                                 to_python(result_dtype_), options_.async_op, options_.model,
                                                 options_.max_bytes);
   }
 
   // Leaves out models and bounds on memory, which choose among plans of equal results.
   std::vector<uint64_t> key() const override {
-    return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
+    return {hash_word(spec_), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
             options_.async_op ? 1U : 0U};
   }
 
  private:
-  GilSafeObject spec_;
+  py::object spec_;
   at::ScalarType sent_dtype_;
   at::ScalarType result_dtype_;
   RedistributionOptions options_;
@@ -67,16 +67,10 @@ class RedistributeBackward final : public BackwardFunction {
 // Returns `local` redistributed: sent as `sent_dtype`, and returned as `result_dtype`.
 at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
                at::ScalarType result_dtype, bool async_op) {
-  at::Tensor redistributed;
-  {
-    const WithoutGil no_gil;
-    const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
-    redistributed = execution.run(sent, async_op);
-    if (sent_dtype != result_dtype) {
-      redistributed = redistributed.to(result_dtype);
-    }
-  }
-  return redistributed;
+  const WithoutGil no_gil;
+  const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
+  const auto received = execution.run(sent, async_op);
+  return sent_dtype == result_dtype ? received : received.to(result_dtype);
 }
 
 // A redistributed local tensor, and the spec of its new DTensor, without its mesh; null if the tensor

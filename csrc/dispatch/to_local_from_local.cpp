@@ -57,18 +57,18 @@ class FromLocalBackward final : public BackwardFunction {
 
   py::object apply(const py::object& gradient) const override {
     if (is_dtensor(gradient) && !observes_redistribution()) {
-      if (const auto redistributed = redistribute(gradient, {*placements_})) {
+      if (const auto redistributed = redistribute(gradient, {placements_})) {
         if (auto local = to_local(redistributed, py::none())) {
           return local;
         }
       }
     }
-    return callback("gradient_of_from_local")(gradient, *placements_);
+    return callback("gradient_of_from_local")(gradient, placements_);
   }
-  std::vector<uint64_t> key() const override { return {placements_.hash()}; }
+  std::vector<uint64_t> key() const override { return {hash_word(placements_)}; }
 
  private:
-  GilSafeObject placements_;
+  py::object placements_;
 };
 
 // Returns a DTensor of `local`. Gradients get `grad_placements`, or the default ones if it is null.
@@ -94,13 +94,13 @@ class ToLocalBackward final : public BackwardFunction {
   const char* name() const override { return "funcol::to_local"; }
 
   py::object apply(const py::object& gradient) const override {
-    const auto spec = plain_spec(*spec_);
+    const auto spec = plain_spec(spec_);
     if (spec.has_value() && is_default(spec->order) && plain_tensor(gradient.ptr()) != nullptr &&
         is_unobserved(gradient)) {
       const auto& local = THPVariable_Unpack(gradient.ptr());
-      const auto objects = (*placements_).is_none()
+      const auto objects = placements_.is_none()
                                ? gradient_placements(spec->objects.placements, spec->placements)
-                               : *placements_;
+                               : placements_;
       const auto placements = plain_placements(objects, spec->placements.size(), spec->num_dims());
       if (placements.has_value() && local.dim() == spec->num_dims()) {
         TensorMeta meta{spec->shape, full_strides(local, *placements, spec->shape, spec->known->mesh),
@@ -108,13 +108,13 @@ class ToLocalBackward final : public BackwardFunction {
         return wrap_local(local, spec->objects.mesh, *placements, std::move(meta));
       }
     }
-    return callback("gradient_of_to_local")(gradient, *spec_, *placements_);
+    return callback("gradient_of_to_local")(gradient, spec_, placements_);
   }
-  std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
+  std::vector<uint64_t> key() const override { return {hash_word(spec_), hash_word(placements_)}; }
 
  private:
-  GilSafeObject spec_;
-  GilSafeObject placements_;
+  py::object spec_;
+  py::object placements_;
 };
 
 // Returns true if nn.Parameter has marked the tensor as a parameter, as it marks instances of subclasses.

@@ -155,6 +155,8 @@ class Program {
   std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
   size_t num_values_ = 0;
 };
+
+// A scope in which this thread's operators on DTensors are recorded in a trace.
 class Recording {
  public:
   explicit Recording(Trace& trace);

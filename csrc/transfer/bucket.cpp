@@ -1,6 +1,5 @@
 #include "transfer/bucket.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -11,17 +10,7 @@ namespace funcol {
 void Bucket::start() {
   sweep_some_orphans();
   auto bundles = bundles_of(items_, /*async_op=*/false, std::numeric_limits<int64_t>::max());
-  size_t num_steps = 0;
-  for (const auto& bundle : bundles) {
-    num_steps = std::max(num_steps, bundle.num_steps());
-  }
-  for (size_t step = 0; step + 1 < num_steps; ++step) {
-    for (auto& bundle : bundles) {
-      if (step + 1 < bundle.num_steps()) {
-        bundle.run_step(step);
-      }
-    }
-  }
+  run_steps(bundles, 1);
   for (auto& bundle : bundles) {
     if (bundle.num_steps() == 0) {
       continue;

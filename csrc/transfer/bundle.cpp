@@ -134,6 +134,19 @@ at::Tensor Bundle::complete_last(size_t item, at::Tensor moved) const {
   return program().exchange ? moved : execution(item).steps().back()->complete(std::move(moved));
 }
 
+void run_steps(std::vector<Bundle>& bundles, size_t num_left) {
+  bool goes_on = true;
+  for (size_t step = 0; goes_on; ++step) {
+    goes_on = false;
+    for (auto& bundle : bundles) {
+      if (step + num_left < bundle.num_steps()) {
+        bundle.run_step(step);
+        goes_on = true;
+      }
+    }
+  }
+}
+
 std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
                                bool is_observed) {
   std::vector<Bundle> bundles;

@@ -64,6 +64,9 @@ class Bundle {
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
+// Runs the steps of all bundles, except the last `num_left` of each: each step of all before the next one.
+void run_steps(std::vector<Bundle>& bundles, size_t num_left);
+
 // Returns the bundles of `items`, in the order in which they begin. `items` must outlive them.
 std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
                                bool is_observed = false);

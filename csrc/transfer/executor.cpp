@@ -84,8 +84,6 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
 }
 
 Execution::~Execution() = default;
-Execution::Execution(Execution&&) noexcept = default;
-Execution& Execution::operator=(Execution&&) noexcept = default;
 
 bool Execution::fits(const at::Tensor& local) const {
   return std::ranges::equal(local.sym_sizes(), shape_before_) ||

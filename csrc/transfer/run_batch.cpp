@@ -43,16 +43,7 @@ std::vector<at::Tensor> run_batch(const std::vector<TransferItem>& items, bool a
     sweep_some_orphans();
   }
   auto bundles = bundles_of(items, async_op, together_bytes, are_observed);
-  bool goes_on = true;
-  for (size_t step = 0; goes_on; ++step) {
-    goes_on = false;
-    for (auto& bundle : bundles) {
-      if (step < bundle.num_steps()) {
-        bundle.run_step(step);
-        goes_on = true;
-      }
-    }
-  }
+  run_steps(bundles, 0);
   for (auto& bundle : bundles) {
     bundle.collect_results(results);
   }

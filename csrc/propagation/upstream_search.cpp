@@ -15,9 +15,7 @@ namespace {
 std::array<bool, 2> class_of(const Placement& partial) { return {partial.mask != 0, partial.is_norm()}; }
 
 bool mixes_upstream(const Placement& a, const Placement& b) {
-  const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
-  return !a.is_partial() || !b.is_partial() ||
-         (class_of(a) == class_of(b) && (a.op == b.op || (is_linear(a.op) && is_linear(b.op))));
+  return !a.is_partial() || !b.is_partial() || (class_of(a) == class_of(b) && commute(a.op, b.op));
 }
 
 // The rows of each axis, and which compositions of them are legal.
@@ -264,7 +262,8 @@ class Search {
     const auto costs_nothing = [&](const auto& operand) {
       return is_free_unmoved(operand, question_.strided_as_order);
     };
-    return is_all ? std::ranges::all_of(question_.operands, costs_nothing) : costs().at_least(0, rows) == 0;
+    return is_all ? std::ranges::all_of(question_.operands, costs_nothing)
+                  : costs().at_least(0, rows) == 0;
   }
 
   bool find_last_unmoved() {

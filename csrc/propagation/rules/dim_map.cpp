@@ -35,6 +35,14 @@ DimMap with_unsharded_dims(int64_t num_dims, const std::vector<int64_t>& unshard
   return map;
 }
 
+DimMap permutation(const std::vector<int64_t>& sources) {
+  DimMap map(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    map.at(sources[i]) = static_cast<int64_t>(i);
+  }
+  return map;
+}
+
 std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name) {
   std::vector<int64_t> dims;
   for (const int64_t dim : call.arg(name).integers()) {
@@ -60,6 +68,14 @@ DimMap with_inserted_dim(const OpCall& call) {
 
 DimMap without_diagonal_dims(const OpCall& call) {
   return without_dims(num_dims(call), {dim_argument(call, "dim1"), dim_argument(call, "dim2")});
+}
+
+DimMap with_swapped_dims(const OpCall& call, std::string_view first, std::string_view second) {
+  auto map = same_dims(num_dims(call));
+  if (!map.empty()) {
+    std::swap(map[dim_argument(call, first)], map[dim_argument(call, second)]);
+  }
+  return map;
 }
 
 void add_mapped_dims(RowList& rows, const DimMap& map) {

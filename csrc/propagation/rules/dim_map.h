@@ -20,6 +20,9 @@ DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed);
 // Maps all dims to themselves, except those in `unsharded`, which every rank needs in full.
 DimMap with_unsharded_dims(int64_t num_dims, const std::vector<int64_t>& unsharded);
 
+// Maps dims to a result whose dim `i` is dim sources[i].
+DimMap permutation(const std::vector<int64_t>& sources);
+
 // Returns the dims of the call's first tensor that an argument names, counted from 0.
 std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name);
 
@@ -28,6 +31,8 @@ DimMap without_dim(const OpCall& call);
 DimMap with_unsharded_dim(const OpCall& call);
 DimMap with_inserted_dim(const OpCall& call);
 DimMap without_diagonal_dims(const OpCall& call);
+// Maps the dims of the call's first tensor to themselves, except that the two named by these arguments swap.
+DimMap with_swapped_dims(const OpCall& call, std::string_view first, std::string_view second);
 
 // Adds a row for each dim that the map keeps: all inputs are sharded along it, or `argument` alone.
 void add_mapped_dims(RowList& rows, const DimMap& map);

@@ -8,15 +8,6 @@
 namespace funcol::view_rules {
 namespace {
 
-// Returns the map of a result whose dim `i` is dim sources[i].
-DimMap permutation(const std::vector<int64_t>& sources) {
-  DimMap map(sources.size());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    map.at(sources[i]) = static_cast<int64_t>(i);
-  }
-  return map;
-}
-
 // Returns the rule of an operator that moves elements, and commutes with the reductions `ops`.
 template <typename Ops>
 Rule moves(MakeDimMap make_map, const Ops& ops) {
@@ -41,16 +32,8 @@ Rule parts_of_complex(MakeDimMap make_map) { return moves(make_map, kLinearOps);
 
 DimMap permuted(const OpCall& call) { return permutation(dims_argument(call, "dims")); }
 
-DimMap swapped(const OpCall& call, std::string_view first, std::string_view second) {
-  auto map = same_dims(num_dims(call));
-  if (!map.empty()) {
-    std::swap(map[dim_argument(call, first)], map[dim_argument(call, second)]);
-  }
-  return map;
-}
-
-DimMap transposed(const OpCall& call) { return swapped(call, "dim0", "dim1"); }
-DimMap axes_swapped(const OpCall& call) { return swapped(call, "axis0", "axis1"); }
+DimMap transposed(const OpCall& call) { return with_swapped_dims(call, "dim0", "dim1"); }
+DimMap axes_swapped(const OpCall& call) { return with_swapped_dims(call, "axis0", "axis1"); }
 
 DimMap matrix_transposed(const OpCall& call) {
   return num_dims(call) == 2 ? DimMap{1, 0} : same_dims(num_dims(call));

@@ -1,6 +1,7 @@
 // A mesh of ranks, with axis sizes and names: PyTorch's DeviceMesh without the rank numbers.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -51,6 +52,19 @@ struct Mesh {
       place /= sizes[axis];
     }
     return coordinate;
+  }
+  // Returns the place of the rank at `coordinate`.
+  int64_t place(const Coordinate& coordinate) const {
+    int64_t place = 0;
+    for (size_t axis = 0; axis < sizes.size(); ++axis) {
+      place = place * sizes[axis] + coordinate[axis];
+    }
+    return place;
+  }
+
+  // Returns true if one process group has the ranks along `axes`, of which there is at least one.
+  bool has_group(AxisSet axes) const {
+    return funcol::num_axes(axes) == 1 || std::ranges::find(merged, axes) != merged.end();
   }
 
   // Returns the name of the axis, or its number if the axes have no names.

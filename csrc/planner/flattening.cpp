@@ -26,8 +26,7 @@ std::optional<Flattening> flattening_of(const Plan& plan) {
     axes |= communicates(step.kind) ? step.axes : 0;
   }
   auto mesh = plan.mesh;
-  if (plan.steps.size() < 2 || num_axes(axes) < 2 ||
-      std::ranges::find(mesh.merged, axes) != mesh.merged.end()) {
+  if (plan.steps.size() < 2 || axes == 0 || mesh.has_group(axes)) {
     return std::nullopt;
   }
   mesh.merged.push_back(axes);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -40,8 +39,7 @@ Layout with_placements(Layout layout, const std::vector<int64_t>& axes, const Pl
   for (const int64_t axis : axes) {
     layout.placements[axis] = placement;
     if (placement.is_shard()) {
-      layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-      layout.order[placement.dim].push_back(axis);
+      add_cut(layout.order, placement.dim, axis);
     }
   }
   return layout;
@@ -78,12 +76,9 @@ class PlanBytes {
     for (const int64_t rank : ranks) {
       places_.push_back(std::ranges::lower_bound(all, rank) - all.begin());
     }
-    std::vector<int64_t> axes(plan.mesh.sizes.size());
-    std::iota(axes.begin(), axes.end(), 0);
-    for_all_coordinates(plan.mesh, axes, [&](const Coordinate& coordinate) {
-      coordinates_.push_back(coordinate);
-      return true;
-    });
+    for (int64_t place = 0; place < plan.mesh.num_ranks(); ++place) {
+      coordinates_.push_back(plan.mesh.coordinate(place));
+    }
   }
 
   void add_to(std::vector<std::vector<int64_t>>& bytes) const {

@@ -340,13 +340,7 @@ std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const L
   if (found == mesh.ranks.end()) {
     return std::nullopt;
   }
-  const auto coordinate = mesh.mesh.coordinate(found - mesh.ranks.begin());
-  std::vector<Intervals> indices;
-  indices.reserve(shape.size());
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    indices.push_back(local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
-  }
-  return indices;
+  return local_indices(layout, mesh.mesh, shape, mesh.mesh.coordinate(found - mesh.ranks.begin()));
 }
 
 std::vector<int64_t> all_ranks(const MeshChangeTask& task) {

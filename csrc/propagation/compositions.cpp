@@ -320,9 +320,7 @@ Composition Compositions::composition(RowNumbers rows, const Precedence& precede
     }
     for (const int64_t axis : precedence) {
       if (layout.placements[axis].is_shard()) {
-        const auto dim = static_cast<size_t>(layout.placements[axis].dim);
-        layout.order.resize(std::max(layout.order.size(), dim + 1));
-        layout.order[dim].push_back(axis);
+        add_cut(layout.order, layout.placements[axis].dim, axis);
       }
     }
     return layout;

@@ -18,9 +18,6 @@ namespace funcol {
 // index 5 at position 3.
 Intervals positions(const Intervals& wanted, const Intervals& held);
 
-// Returns the indices in both.
-Intervals intersection(const Intervals& a, const Intervals& b);
-
 // Positions of one dim in the wanted order, which need not ascend.
 struct DimSelection {
   int64_t dim;

@@ -50,7 +50,7 @@ class Split final : public LocalStep {
     for (int64_t dim = 0; dim < geometry.num_dims(); ++dim) {
       const auto held = geometry.before(dim, rank);
       const auto wanted = geometry.after(dim, rank);
-      if (intersection(wanted, held) != wanted) {
+      if (common_indices(wanted, held) != wanted) {
         geometry.contradict("it wants what the rank does not hold");
       }
       select_dim(dim, wanted, held, selection);

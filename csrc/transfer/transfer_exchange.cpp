@@ -20,21 +20,6 @@ std::vector<int64_t> shape_of(const std::optional<std::vector<Intervals>>& indic
   return shape;
 }
 
-// Returns the positions number begin, begin + 1, ..., end - 1 of a list of positions.
-Intervals sublist(const Intervals& positions, int64_t begin, int64_t end) {
-  Intervals part;
-  int64_t seen = 0;
-  for (const auto& interval : positions) {
-    const int64_t from = std::max(begin - seen, int64_t{0});
-    const int64_t to = std::min(end - seen, interval.size);
-    if (from < to) {
-      append(part, {interval.begin + from, to - from});
-    }
-    seen += interval.size;
-  }
-  return part;
-}
-
 // Returns the runs from one list of positions to another of the same length.
 std::vector<Run> runs_between(const Intervals& from, const Intervals& to) {
   std::vector<Run> runs;
@@ -104,7 +89,8 @@ void add_blocks(const TransferMessage& message, const std::vector<Intervals>& he
     std::vector<int64_t> block_shape;
     for (size_t dim = 0; dim < bounds.size(); ++dim) {
       const auto [begin, end] = bounds[dim];
-      const auto in_local = sublist(places[dim], begin, end);
+      Intervals in_local;
+      append_range(places[dim], begin, end, in_local);
       const Intervals in_block{{0, end - begin}};
       runs.push_back(is_sent ? runs_between(in_local, in_block) : runs_between(in_block, in_local));
       block_shape.push_back(end - begin);

@@ -149,8 +149,7 @@ class CrossMeshPrograms {
         covered |= view_axes[axis];
       }
     }
-    const bool has_group = num_axes(found) == 1 || std::ranges::find(view.merged, found) != view.merged.end();
-    return covered == axes && has_group ? std::optional(found) : std::nullopt;
+    return covered == axes && view.has_group(found) ? std::optional(found) : std::nullopt;
   }
 
   py::handle src_mesh_;

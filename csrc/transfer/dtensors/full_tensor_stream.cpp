@@ -55,7 +55,7 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t owner, std::optional<a
     return -1;
   }
   if (entry.is_in_mesh) {
-    entry.is_owner = owner == kEveryRank || owner == number_in_mesh(*known.coordinate, known.mesh);
+    entry.is_owner = owner == kEveryRank || owner == known.mesh.place(*known.coordinate);
     if (converts_first) {
       local = local.to(*dtype);
     }

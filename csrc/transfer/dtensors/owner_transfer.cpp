@@ -29,7 +29,7 @@ class CallMesh {
       TORCH_CHECK_VALUE(known_->coordinate.has_value(), "funcol::", kRedistributeMany,
                         ": this rank is not part of ", std::string(py::repr(mesh)),
                         ". Call it on the ranks of the mesh alone.");
-      own_ = number_in_mesh(*known_->coordinate, known_->mesh);
+      own_ = known_->mesh.place(*known_->coordinate);
     }
     TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(mesh_) || are_equal(mesh, mesh_), "funcol::", kRedistributeMany,
                                 ": one tensor is on ", std::string(py::repr(mesh)), ", the first one on ",

@@ -32,10 +32,6 @@ Layout layout_of(const TransferKey& key, const Mesh& mesh) {
   return checked_layout("funcol::redistribute", is_from_owner(key) ? key.dst : key.src, mesh, key.shape);
 }
 
-bool has_group(AxisSet axes, const Mesh& mesh) {
-  return num_axes(axes) == 1 || std::ranges::find(mesh.merged, axes) != mesh.merged.end();
-}
-
 // Returns the axes along whose group the tensor moves, none if no rank sends. Sets `is_p2p` if no group has
 // just these ranks.
 AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
@@ -46,10 +42,10 @@ AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& m
     cutting |= mesh.sizes[axis] > 1 && layout.placements[axis].is_shard() ? axis_set(axis) : 0;
   }
   is_p2p = false;
-  if (!is_from_owner(key) && !key.handles_all_owners && (cutting == 0 || has_group(cutting, mesh))) {
+  if (!is_from_owner(key) && !key.handles_all_owners && (cutting == 0 || mesh.has_group(cutting))) {
     return cutting;
   }
-  is_p2p = all != 0 && !has_group(all, mesh);
+  is_p2p = all != 0 && !mesh.has_group(all);
   return all;
 }
 
@@ -69,7 +65,7 @@ RankedMesh senders_to(int64_t owner, const RankedMesh& every, const Layout& layo
     for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
       sender[axis] = layout.placements[axis].is_shard() ? sender[axis] : coordinate[axis];
     }
-    senders.ranks.push_back(every.ranks[number_in_mesh(sender, mesh)]);
+    senders.ranks.push_back(every.ranks[mesh.place(sender)]);
   }
   return senders;
 }
@@ -106,7 +102,7 @@ TransferProgram make_rank_program(const TransferKey& key, py::handle device_mesh
     group.group = of_axes.group;
     const GroupRanks ranks(mesh, axes, *known.coordinate, of_axes.members);
     for (int64_t rank = 0; rank < ranks.size(); ++rank) {
-      group.ranks.push_back(number_in_mesh(ranks.coordinate(rank), mesh));
+      group.ranks.push_back(mesh.place(ranks.coordinate(rank)));
     }
   }
   const Mesh alone{{1}, {}, {}};
@@ -116,7 +112,7 @@ TransferProgram make_rank_program(const TransferKey& key, py::handle device_mesh
   if (is_from_owner(key)) {
     task = {owner, replicated(alone), every, layout, key.shape, key.itemsize};
   }
-  const auto own = every.ranks[number_in_mesh(*known.coordinate, mesh)];
+  const auto own = every.ranks[mesh.place(*known.coordinate)];
   auto exchange = packed_transfer(plan_transfer(task), group, own, /*keeps_in_buffer=*/true);
   exchange.participants = is_p2p ? c10::str(at::IntArrayRef(every.ranks)) : "";
   exchange.description = c10::str(is_from_owner(key) ? "from" : "to", " rank ", key.owner, ", ",
@@ -145,7 +141,7 @@ int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu) 
     }
   }
   int64_t held = key.owner == kEveryRank ? longest * mesh.num_ranks(cutting) : num_elements(key.shape);
-  if (key.owner == kEveryRank && num_axes(cutting) > 1 && !has_group(cutting, mesh)) {
+  if (key.owner == kEveryRank && cutting != 0 && !mesh.has_group(cutting)) {
     held += held / least;  // it is gathered axis by axis: the tensor before the last gather
   }
   if (cutting == 0 && !is_partial) {
@@ -154,14 +150,6 @@ int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu) 
   // gloo gathers and reduces in a buffer of its own.
   const bool is_twice = is_partial || (is_on_cpu && key.owner == kEveryRank);
   return (held * (is_twice ? 2 : 1) + longest) * key.itemsize;
-}
-
-int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
-  int64_t number = 0;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    number = number * mesh.sizes[axis] + coordinate[axis];
-  }
-  return number;
 }
 
 }  // namespace funcol::python

@@ -21,7 +21,4 @@ MakeProgram to_or_from_rank(py::handle device_mesh, KnownMesh& known);
 // taken out of its buffer. The same on all ranks, including those outside of the mesh.
 int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu);
 
-// Returns the number of the rank at `coordinate`, as TransferKey::owner has it.
-int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh);
-
 }  // namespace funcol::python

@@ -120,8 +120,7 @@ class Exhaustive {
     for (const int64_t axis : axes) {
       layout.placements[axis] = placement;
       if (placement.is_shard()) {
-        layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-        layout.order[placement.dim].push_back(axis);
+        add_cut(layout.order, placement.dim, axis);
       }
     }
     return layout;

@@ -172,8 +172,7 @@ class FullProduct {
       for (const int64_t axis : precedence) {
         const auto& placement = layout.placements[axis];
         if (placement.is_shard()) {
-          layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-          layout.order[placement.dim].push_back(axis);
+          add_cut(layout.order, placement.dim, axis);
         }
       }
     };

@@ -24,14 +24,6 @@ TEST(Positions, OfWhatIsNotHeldAreNone) { EXPECT_TRUE(positions({{0, 4}}, {{4, 4
 
 TEST(Positions, InNothingAreNone) { EXPECT_TRUE(positions({{0, 4}}, {}).empty()); }
 
-TEST(Intersection, KeepsGaps) {
-  EXPECT_EQ(intersection({{0, 6}}, {{1, 2}, {4, 5}}), (Intervals{{1, 2}, {4, 2}}));
-}
-
-TEST(Intersection, JoinsWhatTouches) {
-  EXPECT_EQ(intersection({{0, 2}, {2, 2}}, {{1, 3}}), (Intervals{{1, 3}}));
-}
-
 TEST(Append, JoinsWithTheLastRun) {
   Intervals runs{{0, 2}};
   append(runs, {2, 3});

@@ -14,12 +14,6 @@ TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, in
   return key;
 }
 
-TEST(Holders, AreNumberedAlongTheLastAxisFirst) {
-  const Mesh mesh{{2, 3}, {}, {}};
-  EXPECT_EQ(number_in_mesh({0, 0}, mesh), 0);
-  EXPECT_EQ(number_in_mesh({1, 2}, mesh), 5);
-}
-
 TEST(BytesOfAMove, AreTheWholeAndAShard) {
   const Mesh mesh{{4}, {}, {}};
   EXPECT_EQ(bytes_of_move(key_of("S0", {8, 4}, kEveryRank), mesh, /*is_on_cpu=*/false), (32 + 8) * 4);

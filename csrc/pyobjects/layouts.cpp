@@ -36,7 +36,6 @@ bool is_placement(py::handle object) {
       false, "funcol: the placement ", std::string(py::repr(object)), " is a ", type_name(object),
       ", a kind with rules of its own. There are Replicate, Shard, _StridedShard, Partial and "
       "_MaskPartial.");
-  throw std::logic_error("unreachable");
 }
 
 // Returns the reduction of a name. Raises NotImplementedError for an unknown one, which PyTorch rejects only
@@ -47,7 +46,6 @@ PartialOp known_reduction(const std::string& name) {
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol: ", error.what());
   }
-  throw std::logic_error("unreachable");
 }
 
 // A list or tuple. Reads its items without calling Python, which indexing a named tuple would do.

@@ -116,7 +116,11 @@ class Reader {
       return {value == Py_True};
     }
     if (PyLong_Check(value)) {
-      return {static_cast<int64_t>(PyLong_AsLongLong(value))};
+      int overflow = 0;
+      const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+      TORCH_CHECK_NOT_IMPLEMENTED(overflow == 0, "funcol::", kPropagateOpSharding, ": an argument of ",
+                                  schema_.op->name, " is an int beyond 64 bits.");
+      return {number};
     }
     if (PyFloat_Check(value)) {
       return {PyFloat_AS_DOUBLE(value)};

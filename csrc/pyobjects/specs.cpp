@@ -270,7 +270,11 @@ bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
     if (!PyLong_CheckExact(number)) {
       return false;
     }
-    numbers[i] = PyLong_AsLongLong(number);
+    int overflow = 0;
+    numbers[i] = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow != 0) {
+      return false;
+    }
   }
   return true;
 }
@@ -287,9 +291,11 @@ py::object meta_of(py::handle spec, const char* op) {
 std::vector<int64_t> shape_of(py::handle spec, const char* op) {
   const auto shape = attribute<"shape">(meta_of(spec, op));
   std::vector<int64_t> sizes;
-  for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
-    sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
-                                                  : py::int_(size).cast<int64_t>());
+  if (!read_ints(shape, sizes)) {
+    sizes.clear();
+    for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
+      sizes.push_back(py::int_(size).cast<int64_t>());
+    }
   }
   return sizes;
 }

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <string>
+
 #include "pyobjects/layouts.h"
 #include "support/python.h"
 #include "support/refuses.h"
@@ -63,6 +66,16 @@ TEST(ReadOpSchema, ReadsNumbersAndLists) {
   EXPECT_TRUE(sum.call.arg("dtype").is_none());
   const auto mul = read("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), 0.5), {})");
   EXPECT_EQ(mul.call.arg("other").number(), 0.5);
+}
+
+TEST(ReadOpSchema, RefusesIntsBeyond64Bits) {
+  for (const auto* number : {"2**63", "-2**63 - 1"}) {
+    const auto schema =
+        std::string("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), ") + number + "), {})";
+    EXPECT_TRUE(refuses<c10::NotImplementedError>([&] { read(schema.c_str()); }, {"aten::mul", "64 bits"}));
+  }
+  const auto largest = read("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), 2**63 - 1), {})");
+  EXPECT_EQ(largest.call.arg("other").integer(), std::numeric_limits<int64_t>::max());
 }
 
 TEST(ReadOpSchema, ReadsDtypesFormatsAndDevices) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 #include <string>
 
@@ -25,6 +26,16 @@ Layout layout(std::vector<Placement> placements) {
 
 py::object made(const Spec& spec) {
   return to_python_spec(spec, python("grid"), /*strided_as_order=*/false, nullptr);
+}
+
+TEST(ReadInts, RefusesSymbolsAndIntsBeyond64Bits) {
+  std::vector<int64_t> numbers;
+  EXPECT_TRUE(read_ints(python("(3, -2**63)"), numbers));
+  EXPECT_EQ(numbers, (std::vector<int64_t>{3, std::numeric_limits<int64_t>::min()}));
+  EXPECT_FALSE(read_ints(python("(3, 2**63)"), numbers));
+  EXPECT_EQ(PyErr_Occurred(), nullptr);
+  EXPECT_FALSE(read_ints(python("(3, 'a')"), numbers));
+  EXPECT_FALSE(read_ints(python("[3]"), numbers));
 }
 
 TEST(ReadSpec, ReadsTheTensorAndItsLayout) {

@@ -24,7 +24,7 @@ namespace funcol::python {
 // The outcome of a call: it takes the fast path, or falls back to PyTorch for this reason.
 enum class FastPathStatus : uint8_t {
   kHandled,
-  kObserved,       // PyTorch observes redistributions or logs decisions, or a process group has ended
+  kObserved,       // PyTorch observes redistributions or logs decisions
   kCustomHandler,  // the operator has a handler, of PyTorch or of the program
   kOperatorKind,   // the fast path does not support this kind of operator
   kArgument,       // an argument that keys cannot represent: a subclass of DTensor, a generator
@@ -33,6 +33,7 @@ enum class FastPathStatus : uint8_t {
   kDecision,       // a decision that C++ does not carry out
   kLocalShape,     // the shape of a local tensor to redistribute differs from its spec
   kWrite,          // a write that has to reach a copy of the tensor
+  kEndedGroup,     // a process group of the mesh was aborted or reconfigured
   kNumStatuses,
 };
 

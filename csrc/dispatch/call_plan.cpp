@@ -211,7 +211,7 @@ FastPathStatus CallPlan::run(const Call& call, const py::object& draw, torch::ji
   }
   // PyTorch's path finds out whether the call's mesh has ended, or is an equal one made later.
   if (!is_current()) {
-    return FastPathStatus::kObserved;
+    return FastPathStatus::kEndedGroup;
   }
   for (const auto& move : moves_) {
     auto& local = locals[move.number];

@@ -28,7 +28,8 @@ namespace funcol::python {
 namespace {
 
 constexpr std::array<const char*, static_cast<size_t>(FastPathStatus::kNumStatuses)> kStatusNames = {
-    "served", "watched", "handler", "kind", "argument", "spec", "full", "decision", "local shape", "write",
+    "served", "watched",  "handler",     "kind",  "argument",    "spec",
+    "full",   "decision", "local shape", "write", "ended group",
 };
 
 py::dict fields_of(py::handle object) {

@@ -15,6 +15,7 @@
 #include "layout/heap_bytes.h"
 #include "layout/shards.h"
 #include "transfer/local_steps.h"
+#include "transfer/op_names.h"
 
 namespace funcol {
 
@@ -113,12 +114,12 @@ size_t Execution::heap_bytes() const {
 bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }
 
 void Execution::check(const at::Tensor& local) const {
-  TORCH_CHECK_VALUE(fits(local), "funcol::redistribute: the local tensor has shape ", local.sym_sizes(),
-                    ", but this rank holds ", at::IntArrayRef(shape_before_), " of a tensor of shape ",
-                    at::IntArrayRef(full_shape_), " under ", src_,
+  TORCH_CHECK_VALUE(fits(local), "funcol::", kRedistribute, ": the local tensor has shape ",
+                    local.sym_sizes(), ", but this rank holds ", at::IntArrayRef(shape_before_),
+                    " of a tensor of shape ", at::IntArrayRef(full_shape_), " under ", src_,
                     ". Pass the shard that belongs to the source spec.");
   for (const auto& group : groups_) {
-    check_is_current(group, "redistribute");
+    check_is_current(group, kRedistribute);
   }
   for (const auto& step : steps_) {
     step->check(local);

@@ -8,6 +8,7 @@
 #include "async/dispatch_modes.h"
 #include "comm/orphaned_works.h"
 #include "transfer/bundle.h"
+#include "transfer/op_names.h"
 
 namespace funcol {
 namespace {
@@ -19,8 +20,8 @@ bool is_observed(const at::Tensor& tensor) {
 
 void check(const TransferItem& item, bool is_observed) {
   const auto& program = *item.program;
-  TORCH_CHECK_NOT_IMPLEMENTED(!program.exchange || !is_observed,
-                              "funcol::redistribute_many: tensors move to their owners and back outside of "
+  TORCH_CHECK_NOT_IMPLEMENTED(!program.exchange || !is_observed, "funcol::", kRedistributeMany,
+                              ": tensors move to their owners and back outside of "
                               "compiled regions and modes, and without gradients. Call it under "
                               "torch.no_grad(), and not while anything traces.");
   if (program.before) {

@@ -87,10 +87,6 @@ bool has_empty_tensor(const PythonSchema& schema) {
 
 using Arguments = std::vector<std::pair<size_t, c10::IValue>>;
 
-bool has_shards(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_shard(); });
-}
-
 // Returns true if the call squeezes the same dims of this rank's part, of shape `local`, as of the full
 // tensor.
 bool squeezes_same_dims(const OpCall& call, const std::vector<int64_t>& local) {
@@ -123,7 +119,7 @@ std::optional<Arguments> local_arguments(py::handle op_overload, const PythonSch
   }
   const auto& [meta, layout] =
       places->shape ? *decision.outputs[0] : Spec{schema.call.tensors[0], decision.inputs[0]};
-  if (!has_shards(layout)) {
+  if (std::ranges::none_of(layout.placements, &Placement::is_shard)) {
     return Arguments{};
   }
   const auto& known = known_mesh(mesh);

@@ -69,6 +69,16 @@ struct Mesh {
 
   // Returns the name of the axis, or its number if the axes have no names.
   std::string name(int64_t axis) const { return names.empty() ? std::to_string(axis) : names[axis]; }
+  // Returns the names of `axes`, each in `quote`, with `separator` between them.
+  std::string names_of(AxisSet axes, const std::string& separator, const std::string& quote = "") const {
+    std::string text;
+    for (int64_t axis = 0; axis < num_axes(); ++axis) {
+      if (contains(axes, axis)) {
+        text += (text.empty() ? "" : separator) + quote + name(axis) + quote;
+      }
+    }
+    return text;
+  }
 
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };

@@ -5,20 +5,6 @@
 #include "planner/search.h"
 
 namespace funcol {
-namespace {
-
-std::string list_axes(AxisSet axes, const Mesh& mesh, const std::string& quote) {
-  std::string text;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    if (contains(axes, axis)) {
-      text += text.empty() ? quote : ", " + quote;
-      text += mesh.name(axis) + quote;
-    }
-  }
-  return text;
-}
-
-}  // namespace
 
 std::optional<Flattening> flattening_of(const Plan& plan) {
   AxisSet axes = 0;
@@ -45,9 +31,9 @@ std::string flattening_hint(const Plan& plan) {
   const auto& mesh = plan.mesh;
   const auto how = mesh.names.empty()
                        ? "name the dims of the mesh, and call _flatten() on these first"
-                       : "call mesh[" + list_axes(found->axes, mesh, "\"") + "]._flatten() first";
+                       : "call mesh[" + mesh.names_of(found->axes, ", ", "\"") + "]._flatten() first";
   return std::to_string(found->num_steps) + (found->num_steps == 1 ? " step" : " steps") + " in place of " +
-         std::to_string(plan.steps.size()) + " with a process group of " + list_axes(found->axes, mesh, "") +
+         std::to_string(plan.steps.size()) + " with a process group of " + mesh.names_of(found->axes, ", ") +
          " together: " + how;
 }
 

@@ -67,7 +67,7 @@ void Bundle::run_step(size_t index) {
   }
 }
 
-void Bundle::run_step_together(size_t index) {
+std::pair<PackedExchanges, std::vector<at::Tensor>> Bundle::packed_step(size_t index) {
   PackedExchanges steps;
   std::vector<at::Tensor> tensors;
   steps.reserve(locals_.size());
@@ -76,6 +76,11 @@ void Bundle::run_step_together(size_t index) {
     steps.push_back(flat(i, index));
     tensors.push_back(std::move(locals_[i].tensor));
   }
+  return {std::move(steps), std::move(tensors)};
+}
+
+void Bundle::run_step_together(size_t index) {
+  auto [steps, tensors] = packed_step(index);
   if (is_observed_) {
     const auto moved = run_together(steps, tensors);
     for (size_t i = 0; i < locals_.size(); ++i) {
@@ -121,12 +126,7 @@ FlatResults Bundle::start_last_step() {
   if (index > 0) {
     end_step(index - 1);
   }
-  PackedExchanges steps;
-  std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < locals_.size(); ++i) {
-    steps.push_back(flat(i, index));
-    tensors.push_back(std::move(locals_[i].tensor));
-  }
+  auto [steps, tensors] = packed_step(index);
   return {std::move(steps), tensors};
 }
 

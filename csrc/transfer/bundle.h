@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "async/pending_collective.h"
@@ -52,6 +53,8 @@ class Bundle {
   bool is_last(size_t index) const { return index == num_executed(); }
   std::shared_ptr<const PackedExchange> flat(size_t item, size_t index) const;
   void end_step(size_t index);
+  // Returns the items' parts of step `index`, and their tensors, which locals_ then lacks.
+  std::pair<PackedExchanges, std::vector<at::Tensor>> packed_step(size_t index);
   void run_step_together(size_t index);
 
   const TransferItem* first_;

@@ -43,9 +43,9 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // Returns the programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
-Cache<CallKey, ProgramPtr>& programs() {
+Cache<CallKey, LocalProgramPtr>& programs() {
   static auto* const programs =
-      new Cache<CallKey, ProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
+      new Cache<CallKey, LocalProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
   return *programs;
 }
 
@@ -123,7 +123,8 @@ class CompositeBackward final : public torch::autograd::Node {
  public:
   // Saves inputs. `inputs` are the DTensors among the arguments; `arguments` has None in their place.
   CompositeBackward(CompositePtr composite, std::shared_ptr<const SavedValues> saved_values,
-                    std::vector<c10::IValue> arguments, const CompositeInputs& inputs, Program::Locals values)
+                    std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
+                    LocalProgram::Locals values)
       : composite_(std::move(composite)),
         saved_values_(std::move(saved_values)),
         arguments_(std::move(arguments)),
@@ -162,7 +163,7 @@ class CompositeBackward final : public torch::autograd::Node {
         if (known == nullptr && programs().admits()) {
           trace = destroyed_with_gil(std::make_unique<Trace>());
         } else if (auto found =
-                       known == nullptr ? std::nullopt : replay(ProgramPtr(*known), inputs, gradient)) {
+                       known == nullptr ? std::nullopt : replay(LocalProgramPtr(*known), inputs, gradient)) {
           return *std::move(found);
         }
       }
@@ -266,10 +267,10 @@ class CompositeBackward final : public torch::autograd::Node {
   }
 
   // Runs `program` on local tensors. Returns nullopt if the forward pass has not saved a value that the
-  // program reads, or if Program::can_run() returns false.
-  std::optional<variable_list> replay(const ProgramPtr& program, const CompositeInputs& inputs,
+  // program reads, or if LocalProgram::can_run() returns false.
+  std::optional<variable_list> replay(const LocalProgramPtr& program, const CompositeInputs& inputs,
                                       const Tensor& gradient) const {
-    Program::Locals locals(program->num_values());
+    LocalProgram::Locals locals(program->num_values());
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i].defined()) {
         locals[i] = local_of(inputs[i]);
@@ -296,7 +297,7 @@ class CompositeBackward final : public torch::autograd::Node {
 
   // Returns the program of the gradients, or null if there is none. Makes later forward passes keep the
   // values that it reads.
-  ProgramPtr make_program(const Trace& trace, const variable_list& gradients) const {
+  LocalProgramPtr make_program(const Trace& trace, const variable_list& gradients) const {
     if (trace.has_failed() || composite_->falls_back) {
       return nullptr;
     }
@@ -338,7 +339,7 @@ class CompositeBackward final : public torch::autograd::Node {
   CompositePtr composite_;
   std::shared_ptr<const SavedValues> saved_values_;
   std::vector<c10::IValue> arguments_;
-  Program::Locals values_;  // local tensors, as saved_values_ lists them
+  LocalProgram::Locals values_;  // local tensors, as saved_values_ lists them
   std::vector<SavedVariable> inputs_;
   Mask is_saved_ = 0;
   SavedVariable result_;
@@ -348,7 +349,7 @@ class CompositeBackward final : public torch::autograd::Node {
 
 void record_backward(const CompositePtr& composite, std::shared_ptr<const SavedValues> saved_values,
                      std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
-                     Program::Locals values, const at::Tensor& result) {
+                     LocalProgram::Locals values, const at::Tensor& result) {
   const bool has_result = saved_values->has_result;
   auto node = compat::make_node<CompositeBackward>(composite, std::move(saved_values), std::move(arguments),
                                                    inputs, std::move(values));

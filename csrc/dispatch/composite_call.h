@@ -41,7 +41,7 @@ struct CompositeKind {
 
 // The values of the forward pass, besides inputs, that are saved for the backward pass.
 struct SavedValues {
-  ProgramPtr forward;  // computes the result and the values
+  LocalProgramPtr forward;  // computes the result and the values
   std::vector<ValueId> values;
   bool has_result = false;  // a value shares the result's memory
 };
@@ -98,6 +98,6 @@ using CompositeInputs = c10::SmallVector<at::Tensor, 4>;
 // `arguments` has None in their place; `values` are the local tensors that `saved_values` lists.
 void record_backward(const CompositePtr& composite, std::shared_ptr<const SavedValues> saved_values,
                      std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
-                     Program::Locals values, const at::Tensor& result);
+                     LocalProgram::Locals values, const at::Tensor& result);
 
 }  // namespace funcol::python

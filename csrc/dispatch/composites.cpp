@@ -117,7 +117,7 @@ void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& 
   auto* const arguments = stack.data() + (stack.size() - num_arguments);
   const auto saved_values = composite->saved_values;
   CompositeInputs inputs;
-  Program::Locals locals(saved_values->forward->num_values());
+  LocalProgram::Locals locals(saved_values->forward->num_values());
   for (const auto& one : call.tensors) {
     locals[inputs.size()] = THPVariable_Unpack(local_of(one.dtensor));
     inputs.push_back(std::move(arguments[one.place]).toTensor());

@@ -18,7 +18,7 @@ thread_local Trace* the_trace = nullptr;
 
 }  // namespace
 
-bool Program::can_run(at::ArrayRef<at::Tensor> locals) const {
+bool LocalProgram::can_run(at::ArrayRef<at::Tensor> locals) const {
   return !moves_tensors() ||
          (!observes_redistribution() &&
           std::ranges::all_of(input_sizes_,
@@ -26,7 +26,7 @@ bool Program::can_run(at::ArrayRef<at::Tensor> locals) const {
           std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); }));
 }
 
-Program::Locals Program::run(Locals values) const {
+LocalProgram::Locals LocalProgram::run(Locals values) const {
   const WithoutGil no_gil;
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   torch::jit::Stack stack;
@@ -60,7 +60,7 @@ Program::Locals Program::run(Locals values) const {
   return outputs;
 }
 
-at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
+at::Tensor LocalProgram::wrap(size_t i, at::Tensor local, py::handle mesh) const {
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   return make_dtensor(std::move(local), specs_[i]->on(mesh), specs_[i]->geometry);
 }
@@ -144,7 +144,7 @@ bool Trace::is_view(ValueId value, size_t end) const {
                      [&](const auto& other) { return tensors_[value].storage == other.storage; });
 }
 
-void Program::add(const Trace::Step& step, uint64_t last) {
+void LocalProgram::add(const Trace::Step& step, uint64_t last) {
   const auto& call = *step.call;
   steps_.push_back({step.op, static_cast<uint16_t>(step.arguments.size()),
                     static_cast<uint16_t>(step.operands.size()), static_cast<uint16_t>(call.moves().size()),
@@ -163,11 +163,11 @@ void Program::add(const Trace::Step& step, uint64_t last) {
   results_.insert(results_.end(), step.results.begin(), step.results.end());
 }
 
-ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
+LocalProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   if (has_failed_) {
     return nullptr;
   }
-  const auto program = destroyed_with_gil(std::make_unique<Program>());
+  const auto program = destroyed_with_gil(std::make_unique<LocalProgram>());
   std::vector<bool> is_read(values_.size());
   for (const auto output : outputs) {
     const auto spec = output == kNoValue ? nullptr : values_[output].spec;
@@ -218,7 +218,7 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   return program;
 }
 
-size_t Program::heap_bytes() const {
+size_t LocalProgram::heap_bytes() const {
   constexpr size_t kArgumentBytes = sizeof(c10::IValue) + 2 * kBlockBytes;  // with the lists among them
   return steps_.capacity() * sizeof(Step) + arguments_.capacity() * kArgumentBytes +
          operands_.capacity() * sizeof(Operand) + moves_.capacity() * sizeof(Move) +

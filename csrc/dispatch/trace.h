@@ -31,8 +31,8 @@ inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
 using CallPlanPtr = std::shared_ptr<const CallPlan>;
 
-class Program;
-using ProgramPtr = std::shared_ptr<const Program>;
+class LocalProgram;
+using LocalProgramPtr = std::shared_ptr<const LocalProgram>;
 
 // A record of this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
 class Trace {
@@ -66,10 +66,10 @@ class Trace {
 
   // Returns the steps from number `begin` on that compute `outputs`, and all steps in which other ranks take
   // part. Returns null if a trace or a program cannot hold that: an output is an input.
-  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
+  LocalProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
 
  private:
-  friend class Program;
+  friend class LocalProgram;
 
   struct Step {
     c10::OperatorHandle op;
@@ -97,7 +97,7 @@ class Trace {
   bool has_failed_ = false;
 };
 
-class Program {
+class LocalProgram {
  public:
   using Locals = c10::SmallVector<at::Tensor, 8>;
 

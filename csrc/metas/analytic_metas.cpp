@@ -7,7 +7,7 @@
 #include "metas/output_metas.h"
 
 namespace funcol {
-namespace known {
+namespace analytic {
 namespace {
 
 using Outputs = std::vector<std::optional<TensorMeta>>;
@@ -240,7 +240,7 @@ std::optional<Outputs> sum_with_product(const OpCall& call) {
 }
 
 using OutputsOf = std::optional<Outputs> (*)(const OpCall&);
-constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsOf>>({
+constexpr std::array kOutputsOfOperators = std::to_array<std::pair<std::string_view, OutputsOf>>({
     {"aten::binomial", samples},
     {"aten::_sample_dirichlet", samples},
     {"aten::_standard_gamma", samples},
@@ -271,12 +271,13 @@ constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsO
 });
 
 }  // namespace
-}  // namespace known
+}  // namespace analytic
 
 std::optional<std::vector<std::optional<TensorMeta>>> analytic_metas(const OpCall& call) {
-  const auto* const found =
-      std::ranges::find_if(known::kKnown, [&](const auto& entry) { return entry.first == call.op; });
-  return found == known::kKnown.end() || call.tensors.empty() ? std::nullopt : found->second(call);
+  const auto* const found = std::ranges::find_if(analytic::kOutputsOfOperators,
+                                                 [&](const auto& entry) { return entry.first == call.op; });
+  return found == analytic::kOutputsOfOperators.end() || call.tensors.empty() ? std::nullopt
+                                                                              : found->second(call);
 }
 
 }  // namespace funcol

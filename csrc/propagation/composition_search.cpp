@@ -111,31 +111,35 @@ class InputCosts {
 
 }  // namespace
 
-std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                               const std::vector<std::optional<Layout>>& required, SearchPool& costs) {
+std::optional<PricedComposition> cheapest_composition(const OpCall& call, const Rows& rows,
+                                                      const std::vector<Operand>& operands,
+                                                      const std::vector<std::optional<Layout>>& required,
+                                                      SearchPool& costs) {
   const Compositions compositions(call, rows, costs.mesh(), operands, required);
   if (auto unmoved = compositions.unmoved()) {
-    return Choice{std::move(*unmoved), std::vector<double>(operands.size(), 0), false};
+    return PricedComposition{std::move(*unmoved), std::vector<double>(operands.size(), 0), false};
   }
   InputCosts priced(compositions, costs);
-  std::optional<Choice> choice;
+  std::optional<PricedComposition> choice;
   RowSearch(compositions, priced).find([&](size_t precedence, RowNumbers chosen) {
     auto composition = compositions.composition(chosen, compositions.precedences()[precedence]);
     if (!compositions.is_legal(composition)) {
       return false;
     }
     const bool moves = compositions.moves(composition);
-    choice = Choice{std::move(composition), priced.of_inputs(precedence, chosen), moves};
+    choice = PricedComposition{std::move(composition), priced.of_inputs(precedence, chosen), moves};
     return true;
   });
   return choice;
 }
 
-std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                                const std::vector<std::optional<Layout>>& required, SearchPool& costs) {
+std::vector<PricedComposition> legal_compositions(const OpCall& call, const Rows& rows,
+                                                  const std::vector<Operand>& operands,
+                                                  const std::vector<std::optional<Layout>>& required,
+                                                  SearchPool& costs) {
   const Compositions compositions(call, rows, costs.mesh(), operands, required);
   InputCosts priced(compositions, costs);
-  std::vector<Choice> choices;
+  std::vector<PricedComposition> choices;
   RowProduct(compositions)
       .find([](size_t, RowNumber) { return true; },
             [&](RowNumbers chosen) {

@@ -20,7 +20,7 @@ struct Operand {
   bool is_pinned = false;  // the operator writes to it, so it cannot move
 };
 
-struct Choice {
+struct PricedComposition {
   Composition composition;
   std::vector<double> costs;  // of each input's redistribution
   bool moves = false;         // whether any input moves
@@ -57,12 +57,16 @@ struct Choice {
 //
 // Thread-safe, also with a shared `costs`. Throws std::invalid_argument, naming the operator, if rows,
 // operands or `required` do not match the number of tensors of the call, or layouts do not match the mesh.
-std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                               const std::vector<std::optional<Layout>>& required, SearchPool& costs);
+std::optional<PricedComposition> cheapest_composition(const OpCall& call, const Rows& rows,
+                                                      const std::vector<Operand>& operands,
+                                                      const std::vector<std::optional<Layout>>& required,
+                                                      SearchPool& costs);
 
 // Returns all legal compositions in the order of the full product. The cost of an input that cannot reach its
 // layout is kImpossible.
-std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                                const std::vector<std::optional<Layout>>& required, SearchPool& costs);
+std::vector<PricedComposition> legal_compositions(const OpCall& call, const Rows& rows,
+                                                  const std::vector<Operand>& operands,
+                                                  const std::vector<std::optional<Layout>>& required,
+                                                  SearchPool& costs);
 
 }  // namespace funcol

@@ -74,7 +74,7 @@ std::vector<std::optional<Layout>> required_outputs(const OpSchema& schema) {
   return required;
 }
 
-OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, Choice choice) {
+OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, PricedComposition choice) {
   OutputSharding sharding;
   for (size_t i = 0; i < schema.call.outputs.size(); ++i) {
     const auto& meta = schema.call.outputs[i];
@@ -180,7 +180,7 @@ OutputSharding Propagator::propagate(const OpSchema& schema) const {
 OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
   const auto cheapest_by = [&](SearchPool& costs) {
-    return cheapest(schema.call, rows, operands_of(schema), required_outputs(schema), costs);
+    return cheapest_composition(schema.call, rows, operands_of(schema), required_outputs(schema), costs);
   };
   auto choice = cheapest_by(*costs_on(schema.mesh));
   if (!choice.has_value() &&
@@ -213,8 +213,8 @@ std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
   std::vector<OutputSharding> shardings;
-  for (auto& choice : all_choices(schema.call, rows, operands_of(schema), required_outputs(schema),
-                                  *costs_on(schema.mesh))) {
+  for (auto& choice : legal_compositions(schema.call, rows, operands_of(schema), required_outputs(schema),
+                                         *costs_on(schema.mesh))) {
     shardings.push_back(to_sharding(schema, rows, std::move(choice)));
   }
   return shardings;

@@ -16,7 +16,7 @@ namespace {
 
 BoxCopy full_copy(const std::vector<int64_t>& shape) { return {full_runs(shape), shape, shape}; }
 
-std::vector<Run> reversed(std::vector<Run> runs) {
+std::vector<CopyRun> reversed(std::vector<CopyRun> runs) {
   for (auto& run : runs) {
     std::swap(run.from, run.to);
   }
@@ -36,7 +36,7 @@ void for_each_shard(int64_t dim, const std::vector<Intervals>& shards, const std
 
 // Returns the copy from the block of `rank`, which has these cuts, to the new tensor.
 BoxCopy received_block(const Exchange& exchange, const std::vector<int64_t>& cuts, int64_t rank) {
-  std::vector<std::vector<Run>> runs;
+  std::vector<std::vector<CopyRun>> runs;
   for (size_t dim = 0; dim < exchange.pieces.size(); ++dim) {
     runs.emplace_back();
     int64_t filled = 0;

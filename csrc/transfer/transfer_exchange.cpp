@@ -21,8 +21,8 @@ std::vector<int64_t> shape_of(const std::optional<std::vector<Intervals>>& indic
 }
 
 // Returns the runs from one list of positions to another of the same length.
-std::vector<Run> runs_between(const Intervals& from, const Intervals& to) {
-  std::vector<Run> runs;
+std::vector<CopyRun> runs_between(const Intervals& from, const Intervals& to) {
+  std::vector<CopyRun> runs;
   size_t i = 0;
   size_t j = 0;
   int64_t seen_from = 0;  // of from[i]
@@ -85,7 +85,7 @@ void add_blocks(const TransferMessage& message, const std::vector<Intervals>& he
   }
   std::vector<std::pair<int64_t, int64_t>> box;
   for_each_box(sizes, message.begin, message.begin + message.size, box, [&](const auto& bounds) {
-    std::vector<std::vector<Run>> runs;
+    std::vector<std::vector<CopyRun>> runs;
     std::vector<int64_t> block_shape;
     for (size_t dim = 0; dim < bounds.size(); ++dim) {
       const auto [begin, end] = bounds[dim];
@@ -147,7 +147,7 @@ PackedExchange packed_transfer(const Transfer& transfer, const TransferGroup& gr
       receive(message);
       continue;
     }
-    std::vector<std::vector<Run>> runs;
+    std::vector<std::vector<CopyRun>> runs;
     for (size_t dim = 0; dim < task.shape.size(); ++dim) {
       runs.push_back(runs_between(positions(message.indices[dim], (*held)[dim]),
                                   positions(message.indices[dim], (*wanted)[dim])));

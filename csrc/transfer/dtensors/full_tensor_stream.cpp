@@ -15,13 +15,6 @@
 #include "transfer/op_names.h"
 
 namespace funcol::python {
-namespace {
-
-bool has_partials(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_partial(); });
-}
-
-}  // namespace
 
 int64_t FullTensorBucket::add(py::handle dtensor, int64_t owner, std::optional<at::ScalarType> dtype,
                               int64_t most) {
@@ -39,14 +32,14 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t owner, std::optional<a
   Entry entry;
   const bool changes =
       dtype.has_value() && at::isFloatingType(local.scalar_type()) && *dtype != local.scalar_type();
-  const bool converts_first =
-      changes && c10::elementSize(*dtype) < local.itemsize() && !has_partials(key.src);
+  const bool converts_first = changes && c10::elementSize(*dtype) < local.itemsize() &&
+                              std::ranges::none_of(key.src.placements, &Placement::is_partial);
   if (changes && !converts_first) {
     entry.dtype = dtype;
   }
   key.itemsize = static_cast<int64_t>(converts_first ? c10::elementSize(*dtype) : local.itemsize());
   entry.is_in_mesh = known.coordinate.has_value() && owner != kNoRank;
-  ProgramPtr program;
+  TransferProgramPtr program;
   if (entry.is_in_mesh) {
     program = find_program(key, to_or_from_rank(objects.mesh, known));
   }

@@ -55,7 +55,7 @@ class Batch {
   }
 
   // Adds a tensor. `masks` refer to specs, which must outlive this object.
-  void add(ProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
+  void add(TransferProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
     if (const auto& shape = program->shape_before) {
       TORCH_CHECK_VALUE(local.sizes() == *shape, "funcol::", kRedistribute, ": the local tensor has shape ",
                         local.sizes(), ", but this rank holds ", at::IntArrayRef(*shape), " of it under ",

@@ -45,7 +45,7 @@ size_t TransferKey::hash() const {
   return hash.value();
 }
 
-ProgramPtr find_program(const TransferKey& key, const MakeProgram& make) {
+TransferProgramPtr find_program(const TransferKey& key, const MakeProgram& make) {
   if (const auto* known = transfers().find(key)) {
     return known->program;
   }

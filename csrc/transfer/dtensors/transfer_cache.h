@@ -61,7 +61,7 @@ struct TransferKey {
 // A cached transfer: the program of this rank, and the spec of the result without its mesh. DTensors get
 // copies, by copy_onto(). The spec is null if the caller has it.
 struct CachedTransfer {
-  ProgramPtr program;
+  TransferProgramPtr program;
   py::object spec;
 
   size_t heap_bytes() const { return funcol::heap_bytes(program) + (spec ? kSpecBytes : 0); }
@@ -71,7 +71,7 @@ using MakeProgram = std::function<TransferProgram(const TransferKey&)>;
 
 // Returns the cached program of `key`, or makes and caches it by `make`. Raises ValueError if planning throws
 // std::invalid_argument.
-ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
+TransferProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
 
 // Returns the transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and
 // `order`, a shard order or None. Raises ValueError for placements that the tensor cannot have, and if there

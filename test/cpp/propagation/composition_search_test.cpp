@@ -137,9 +137,9 @@ class RandomCase {
   PartialOp op_;
 };
 
-std::optional<Choice> choice_of(const Case& one) {
+std::optional<PricedComposition> choice_of(const Case& one) {
   SearchPool costs(one.mesh, one.model);
-  return cheapest(one.call, one.rows, one.operands, one.required, costs);
+  return cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
 }
 
 test::FullProduct full_product(const Case& one) {
@@ -178,8 +178,8 @@ TEST_P(RandomCall, MovesAnInputOnlyIfNoCompositionLeavesAllInPlace) {
 TEST_P(RandomCall, IsChosenAlikeWithWhatIsKnownFromBefore) {
   const Case one = make(false);
   SearchPool costs(one.mesh, one.model);
-  const auto first = cheapest(one.call, one.rows, one.operands, one.required, costs);
-  const auto again = cheapest(one.call, one.rows, one.operands, one.required, costs);
+  const auto first = cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
+  const auto again = cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
   EXPECT_EQ(first->composition, again->composition) << described(one);
 }
 
@@ -199,9 +199,9 @@ class FullProductOf : public ::testing::TestWithParam<std::tuple<size_t, int, in
     return random.make(kFamilies[family], num_axes, true);
   }
 
-  static std::vector<Choice> choices_of(const Case& one) {
+  static std::vector<PricedComposition> choices_of(const Case& one) {
     SearchPool costs(one.mesh, one.model);
-    return all_choices(one.call, one.rows, one.operands, one.required, costs);
+    return legal_compositions(one.call, one.rows, one.operands, one.required, costs);
   }
 };
 

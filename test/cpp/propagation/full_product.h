@@ -1,5 +1,5 @@
-// A slow reference for cheapest(): writes out the full product of the rows. It shares only the costs of
-// redistributions with the engine.
+// A slow reference for cheapest_composition(): writes out the full product of the rows. It shares only the
+// costs of redistributions with the engine.
 #pragma once
 
 #include <algorithm>

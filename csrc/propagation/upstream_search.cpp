@@ -262,8 +262,7 @@ class Search {
     const auto costs_nothing = [&](const auto& operand) {
       return is_free_unmoved(operand, question_.strided_as_order);
     };
-    return is_all ? std::ranges::all_of(question_.operands, costs_nothing)
-                  : costs().at_least(0, rows) == 0;
+    return is_all ? std::ranges::all_of(question_.operands, costs_nothing) : costs().at_least(0, rows) == 0;
   }
 
   bool find_last_unmoved() {

@@ -8,7 +8,7 @@
 #include "layout/shards.h"
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/reshape.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 namespace funcol {
 namespace {

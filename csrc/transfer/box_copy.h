@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/box_rows.h"
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 

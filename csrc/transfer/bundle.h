@@ -10,8 +10,8 @@
 
 #include "async/pending_collective.h"
 #include "transfer/local_steps.h"
-#include "transfer/program.h"
 #include "transfer/run_packed.h"
+#include "transfer/transfer_program.h"
 
 namespace funcol {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "planner/cost_model.h"
-#include "transfer/blocks.h"
 #include "transfer/box_copy.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 

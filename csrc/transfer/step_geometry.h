@@ -8,7 +8,7 @@
 
 #include "layout/shards.h"
 #include "planner/plan.h"
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 #include "transfer/group_ranks.h"
 #include "transfer/op_names.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 namespace {

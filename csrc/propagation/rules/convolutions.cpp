@@ -1,6 +1,6 @@
 // Convolutions: the input is [batch, channels, *places].
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::convolution_rules {
 namespace {

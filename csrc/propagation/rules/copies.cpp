@@ -1,7 +1,7 @@
 // Copies, casts, and new tensors with the metadata of others.
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::copy_rules {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 namespace funcol {
 

@@ -1,7 +1,7 @@
 // Embeddings: the rows of a table that indices pick, and the gradient of the table.
 #include "layout/shards.h"
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::embedding_rules {
 namespace {

@@ -3,8 +3,8 @@
 #include <iterator>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::indexing_rules {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::linear_algebra_rules {
 namespace {

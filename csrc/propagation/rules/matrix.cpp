@@ -3,7 +3,7 @@
 #include <string>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::matrix_rules {
 namespace {

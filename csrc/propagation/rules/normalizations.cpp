@@ -1,6 +1,6 @@
 // Normalization layers and their gradients.
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::normalization_rules {
 namespace {

@@ -1,7 +1,7 @@
 // Pooling, upsampling and sampling on grids of images, [batch, channels, *places] or [channels, *places].
 // Images and channels are independent.
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::pooling_rules {
 namespace {

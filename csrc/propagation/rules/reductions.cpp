@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::reduction_rules {
 namespace {

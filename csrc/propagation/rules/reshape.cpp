@@ -5,7 +5,7 @@
 #include <set>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol {
 namespace reshape_rules {

@@ -1,6 +1,6 @@
 // Operators along some dims, which they need in full. The indices of the other dims are independent.
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::scan_rules {
 namespace {

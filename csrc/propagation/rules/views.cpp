@@ -3,7 +3,7 @@
 #include <array>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::view_rules {
 namespace {

@@ -16,7 +16,7 @@
 #include "planner/cost_model.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/specs.h"
-#include "transfer/program.h"
+#include "transfer/transfer_program.h"
 
 namespace funcol::python {
 

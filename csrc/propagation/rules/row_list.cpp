@@ -1,4 +1,4 @@
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 #include <algorithm>
 #include <stdexcept>

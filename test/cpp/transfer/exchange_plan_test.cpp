@@ -1,11 +1,11 @@
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 #include <string>
 
-namespace funcol::blocks_test {
+namespace funcol::exchange_plan_test {
 namespace {
 
 Layout layout(const char* placements, const Mesh& mesh, ShardOrder order = {}) {
@@ -74,4 +74,4 @@ TEST(Exchange, OfPartialValuesIsRefused) {
 }
 
 }  // namespace
-}  // namespace funcol::blocks_test
+}  // namespace funcol::exchange_plan_test

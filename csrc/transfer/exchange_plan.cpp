@@ -1,4 +1,4 @@
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 #include <algorithm>
 #include <map>

@@ -156,12 +156,14 @@ constexpr DirectFunction kSend{
     "isend",
     {"dst", "tag"},
     +[](const Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
-      return starts_here(tensor) ? as_sole_pending(start_send(tensor, destination, tag, group)) : Tensor();
+      return can_bypass_dispatcher(tensor) ? as_sole_pending(start_send(tensor, destination, tag, group))
+                                           : Tensor();
     }};
 
 constexpr DirectFunction kReceive{
     "irecv", {"src", "tag"}, +[](const Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
-      return starts_here(tensor) ? as_received(start_receive(tensor, source, tag, group), {0})[0] : Tensor();
+      return can_bypass_dispatcher(tensor) ? as_received(start_receive(tensor, source, tag, group), {0})[0]
+                                           : Tensor();
     }};
 
 void remember(bool enabled) {

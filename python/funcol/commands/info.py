@@ -86,7 +86,7 @@ def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
         or "nothing",
         "under DTensor": f"{'' if installation.is_under_dtensor() else 'not '}installed; replaces "
         f"{_counted(replaced_functions(), verbose)} functions",
-        "operators on DTensors": "in C++" if _C.serves_operators() else "by PyTorch, in this process",
+        "operators on DTensors": "in C++" if _C.has_native_operators() else "by PyTorch, in this process",
         "under FSDP2": _under_fsdp2(verbose),
     }
 

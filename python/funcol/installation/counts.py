@@ -40,6 +40,7 @@ def operator_counts() -> dict[str, dict[str, int]]:
 
     - ``"argument"``: an argument of another kind, such as a subclass of DTensor or a plain tensor with dims;
     - ``"decision"``: a decision that moves what is written to or viewed, rewrites the operator, or fails;
+    - ``"ended group"``: a process group that was aborted or reconfigured after the mesh was made;
     - ``"full"``: handled in C++, but decided anew, since the table of calls is full: see
       :func:`funcol.table_limits`;
     - ``"handler"``: a handler of PyTorch's or of the program for the operator;

@@ -33,7 +33,7 @@ def install(dispatcher: Any, propagator: Any) -> Callable[[], None]:
                 raise
             return as_pytorch_error(error, schema)
 
-    def rule_of_call(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
+    def query_rule(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
         return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
 
     _C.install_native_operators(
@@ -45,7 +45,7 @@ def install(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         draw,
         random_operators.dispatch,
         lambda: not user_patches.in_dispatcher(),
-        rule_of_call,
+        query_rule,
         *propagator.engine_and_rules(),
     )
     return _C.remove_native_operators

@@ -86,9 +86,9 @@ def fill_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Te
     return result
 
 
-_C.hand_over("axis_group", axis_group)
-_C.hand_over("ranks_of_mesh", ranks_of_mesh)
-_C.hand_over("note_redistribution", note_redistribution)
-_C.hand_over("apply_mask", apply_mask)
-_C.hand_over("fill_mask", fill_mask)
-_C.hand_over("make_spec", _compat.make_spec)
+_C.register_callback("axis_group", axis_group)
+_C.register_callback("ranks_of_mesh", ranks_of_mesh)
+_C.register_callback("note_redistribution", note_redistribution)
+_C.register_callback("apply_mask", apply_mask)
+_C.register_callback("fill_mask", fill_mask)
+_C.register_callback("make_spec", _compat.make_spec)

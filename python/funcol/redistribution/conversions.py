@@ -153,5 +153,5 @@ def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...])
     return gradient.to_local()
 
 
-_C.hand_over("gradient_of_to_local", gradient_of_to_local)
-_C.hand_over("gradient_of_from_local", gradient_of_from_local)
+_C.register_callback("gradient_of_to_local", gradient_of_to_local)
+_C.register_callback("gradient_of_from_local", gradient_of_from_local)

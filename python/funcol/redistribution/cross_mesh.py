@@ -219,4 +219,4 @@ def _groups(src: DeviceMesh, dst: DeviceMesh) -> Iterator[tuple[str, list[int]]]
             yield name, dist.get_process_group_ranks(group_by_name(name))
 
 
-_C.hand_over("mesh_pair", mesh_pair)
+_C.register_callback("mesh_pair", mesh_pair)

@@ -283,4 +283,4 @@ def gradient_of_redistribute(
     return redistribute_with_autograd(gradient, dst, options, sent_dtype, sent_dtype, is_explicit=False)
 
 
-_C.hand_over("gradient_of_redistribute", gradient_of_redistribute)
+_C.register_callback("gradient_of_redistribute", gradient_of_redistribute)

@@ -156,4 +156,4 @@ def canonical(spec: DTensorSpec) -> DTensorSpec:
     return known
 
 
-_C.hand_over("redistribution_target", target_spec)
+_C.register_callback("redistribution_target", target_spec)

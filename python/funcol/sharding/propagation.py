@@ -220,7 +220,7 @@ class ShardingPropagator(StockPropagator):
         for name in _compat.rule_tables(self):
             getattr(self, name).hide(op)
         self._own_rows.pop(op, None)
-        self._engine.leave(qualified_name(op))
+        self._engine.disable_rule(qualified_name(op))
         self._cached_full_mesh_rules.cache_clear()
 
     # Decisions

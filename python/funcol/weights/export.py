@@ -405,7 +405,7 @@ class _Bucket:
 
     def results(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and full tensors. ``kept`` has those that come again."""
-        options, source, take = self._options, self._source, self._moves.take
+        options, source, take = self._options, self._source, self._moves.next
         self._entries.reverse()
         while self._entries:
             index, name, full = self._entries.pop()

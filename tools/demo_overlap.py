@@ -94,7 +94,7 @@ def draw(found: dict[str, Overlap], title: str, path: Path) -> None:
         places += [(top, f"{names[side]}: rank 0"), (top + 1, "its peers")]
         for part, (start, end) in of_side.parts.items():
             lane = top + 1 if part.startswith("peers") else top
-            draw_bar(ax, Span(part, start, end), 0.0, lane - 0.4, 0.8, COLORS[part], edge="none")
+            draw_bar(ax, Span(part, start, end), 0.0, lane - 0.4, 0.8, COLORS[part])
         ax.text(of_side.used + 1, top, f"{of_side.used:.0f} ms", va="center", weight="bold")
     ax.set_yticks([place for place, _ in places], [name for _, name in places])
     ax.invert_yaxis()

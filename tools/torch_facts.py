@@ -166,7 +166,7 @@ def functions(wanted: list[str]) -> dict[str, str | None]:
     def looked_up(name: str) -> Any:
         module, _, path = name.partition(":")
         try:
-            return patching.looked_up(importlib.import_module(module), path)
+            return patching.find_function(importlib.import_module(module), path)
         except ImportError:
             return None
 
@@ -193,9 +193,9 @@ def fsdp2() -> dict[str, list[str]]:
     from funcol.installation import fully_shard
     from funcol.installation.fully_shard_table import FUNCTIONS
 
-    replaced, left = fully_shard.taken_over()
+    replaced, left = fully_shard.replaced_and_unsupported()
     unknown = [name for name in FUNCTIONS if not fully_shard._is_known(name)]
-    missing = [name for name in unknown if fully_shard.looked_up(name) is None]
+    missing = [name for name in unknown if fully_shard.find_decorated(name) is None]
     return {
         "replaced": replaced,
         "left": left,

@@ -2,9 +2,17 @@
 #pragma once
 
 #include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
 namespace funcol {
+
+// Returns the arguments of a call of `op`, which lie on top of the stack.
+inline c10::ArrayRef<c10::IValue> arguments_of(const c10::OperatorHandle& op,
+                                               const torch::jit::Stack& stack) {
+  return torch::jit::last(stack, op.schema().arguments().size());
+}
 
 template <typename Visit>
 void visit_tensors(const c10::IValue& value, const Visit& visit) {

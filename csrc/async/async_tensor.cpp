@@ -136,7 +136,7 @@ const c10::Storage& AsyncTensorImpl::storage() const {
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::copy_and_detach(Version&& version_counter,
                                                                      bool allow_change) const {
-  if (stays_pending_in_copies()) {
+  if (copies_are_pending()) {
     auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, awaited_);
     copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_change);
     return copy;
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
 
 // Returns true if a copy can be pending too. Returns false under dispatch modes and for subclasses with
 // __torch_dispatch__: the base class shows them a detach, in which they may read values.
-bool AsyncTensorImpl::stays_pending_in_copies() const {
+bool AsyncTensorImpl::copies_are_pending() const {
   return (in_place() || is_pending() || pending()->orders_streams()) && !has_watching_layers() &&
          !is_python_dispatch();
 }

@@ -90,7 +90,7 @@ class AsyncTensorImpl final : public c10::TensorImpl {
  private:
   template <typename Version>
   c10::intrusive_ptr<c10::TensorImpl> copy_and_detach(Version&& version_counter, bool allow_change) const;
-  bool stays_pending_in_copies() const;
+  bool copies_are_pending() const;
   const char* tensorimpl_type_name() const override;
 
   Awaited awaited_;

@@ -29,30 +29,30 @@ namespace {
 
 using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
-constexpr int64_t kNotedBytes = 4096;                    // a collective that holds more is noted
+constexpr int64_t kMinTrackedBytes = 4096;               // a collective that holds more is tracked
 constexpr int64_t kMaxGradientBytes = int64_t{4} << 20;  // held by collectives of backward passes
-constexpr size_t kNumAsked = 16;                         // collectives that a new one queries
+constexpr size_t kMaxQueries = 16;                       // collectives that a new one queries
 constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr int kNoGraphTask = -1;
 constexpr int kIdleTicks = 100;  // until the thread sleeps
 
-struct Holder {
+struct TrackedCollective {
   c10::weak_intrusive_ptr<PendingCollective> collective;
   bool is_on_cpu;
   int64_t gradient_bytes;  // if a backward pass started it, else 0
-  int num_asked = 0;
-  bool is_waited_aside = false;
+  int num_queries = 0;
+  bool is_waited_on_other_thread = false;
 };
 
 thread_local int num_gradient_nodes = 0;
 
-class HeldMemory final : public ForkSafe<HeldMemory> {
+class BufferReleaser final : public ForkSafe<BufferReleaser> {
  public:
   void add(const PendingPtr& collective, bool is_on_cpu, int64_t num_bytes) {
     const std::scoped_lock lock(mutex_);
-    holders_.push_back({c10::weak_intrusive_ptr<PendingCollective>(collective), is_on_cpu,
+    tracked_.push_back({c10::weak_intrusive_ptr<PendingCollective>(collective), is_on_cpu,
                         num_gradient_nodes > 0 ? num_bytes : 0});
-    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    num_tracked_.store(tracked_.size(), std::memory_order_relaxed);
     if (!is_on_cpu || is_stopped_) {
       return;
     }
@@ -65,29 +65,29 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
   }
 
   // Releases the memory of a few completed collectives, from the oldest up to the first that still runs.
-  void let_go_of_few() {
-    if (num_holders_.load(std::memory_order_relaxed) == 0) {
+  void release_some() {
+    if (num_tracked_.load(std::memory_order_relaxed) == 0) {
       return;
     }
-    const AskingDevices asking;
-    for (size_t i = 0; i < kNumAsked; ++i) {
-      auto holder = take_first(asking.is_allowed());
-      if (!holder.has_value()) {
+    const CaptureSafeQuery query;
+    for (size_t i = 0; i < kMaxQueries; ++i) {
+      auto tracked = pop_first(query.is_allowed());
+      if (!tracked.has_value()) {
         return;
       }
-      if (!is_done(*holder)) {
-        return put_back({&*holder, 1});
+      if (!try_release(*tracked)) {
+        return restore({&*tracked, 1});
       }
     }
   }
 
   // Waits until collectives of backward passes hold at most kMaxGradientBytes.
   void wait_for_gradients() {
-    if (num_holders_.load(std::memory_order_relaxed) == 0) {
+    if (num_tracked_.load(std::memory_order_relaxed) == 0) {
       return;
     }
-    while (const auto collective = take_oldest_gradient()) {
-      run_blocking([&] { collective->wait_and_let_go(); });
+    while (const auto collective = pop_oldest_gradient()) {
+      run_blocking([&] { collective->wait_and_release(); });
     }
   }
 
@@ -104,14 +104,14 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
   }
 
  private:
-  friend class ForkSafe<HeldMemory>;
+  friend class ForkSafe<BufferReleaser>;
 
-  // Resets the child, which starts without holders and without a thread.
-  void begin_anew() {
-    leak(holders_);
+  // Resets the child, which starts without tracked collectives and without a thread.
+  void reset_in_child() {
+    leak(tracked_);
     leak(thread_);
     new (&wakes_) std::condition_variable();  // the parent's thread waits at the old one
-    num_holders_.store(0, std::memory_order_relaxed);
+    num_tracked_.store(0, std::memory_order_relaxed);
     has_thread_ = false;
     is_asleep_ = false;
   }
@@ -120,7 +120,7 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
     int num_idle = 0;
     std::unique_lock lock(mutex_);
     while (!is_stopped_) {
-      const bool is_idle = std::ranges::none_of(holders_, &Holder::is_on_cpu);
+      const bool is_idle = std::ranges::none_of(tracked_, &TrackedCollective::is_on_cpu);
       num_idle = is_idle ? num_idle + 1 : 0;
       if (num_idle > kIdleTicks) {
         is_asleep_ = true;
@@ -132,88 +132,88 @@ class HeldMemory final : public ForkSafe<HeldMemory> {
       wakes_.wait_for(lock, kTick);
       if (!is_idle) {
         lock.unlock();
-        look_at_all();
+        release_completed_on_cpu();
         lock.lock();
       }
     }
   }
 
-  void look_at_all() {
-    auto holders = take_those_on_cpu();
-    std::erase_if(holders, is_done);
-    std::ranges::for_each(holders, wait_aside);
-    put_back(holders);
+  void release_completed_on_cpu() {
+    auto collectives = extract_on_cpu();
+    std::erase_if(collectives, try_release);
+    std::ranges::for_each(collectives, wait_on_other_thread);
+    restore(collectives);
   }
 
-  // Removes and returns the first holder. Returns nullopt if there is none, or if it is on a device that must
-  // not be queried.
-  std::optional<Holder> take_first(bool may_ask_devices) {
+  // Removes and returns the first collective. Returns nullopt if there is none, or if it is on a device that
+  // must not be queried.
+  std::optional<TrackedCollective> pop_first(bool may_query_devices) {
     const std::scoped_lock lock(mutex_);
-    if (holders_.empty() || !(may_ask_devices || holders_.front().is_on_cpu)) {
+    if (tracked_.empty() || !(may_query_devices || tracked_.front().is_on_cpu)) {
       return std::nullopt;
     }
-    std::optional<Holder> first(std::move(holders_.front()));
-    holders_.pop_front();
-    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    std::optional<TrackedCollective> first(std::move(tracked_.front()));
+    tracked_.pop_front();
+    num_tracked_.store(tracked_.size(), std::memory_order_relaxed);
     return first;
   }
 
   // Removes and returns the oldest collective of a backward pass; null while such collectives hold at most
   // kMaxGradientBytes together.
-  PendingPtr take_oldest_gradient() {
+  PendingPtr pop_oldest_gradient() {
     const std::scoped_lock lock(mutex_);
     int64_t num_bytes = 0;
-    for (const auto& holder : holders_) {
-      num_bytes += holder.collective.expired() ? 0 : holder.gradient_bytes;
+    for (const auto& tracked : tracked_) {
+      num_bytes += tracked.collective.expired() ? 0 : tracked.gradient_bytes;
     }
     if (num_bytes <= kMaxGradientBytes) {
       return {};
     }
-    const auto oldest = std::ranges::find_if(holders_, [](const auto& holder) {
-      return holder.gradient_bytes > 0 && !holder.collective.expired();
+    const auto oldest = std::ranges::find_if(tracked_, [](const auto& tracked) {
+      return tracked.gradient_bytes > 0 && !tracked.collective.expired();
     });
-    if (oldest == holders_.end()) {  // dropped by another thread meanwhile
+    if (oldest == tracked_.end()) {  // dropped by another thread meanwhile
       return {};
     }
     auto collective = oldest->collective.lock();
-    holders_.erase(oldest);
-    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    tracked_.erase(oldest);
+    num_tracked_.store(tracked_.size(), std::memory_order_relaxed);
     return collective;
   }
 
-  std::vector<Holder> take_those_on_cpu() {
+  std::vector<TrackedCollective> extract_on_cpu() {
     const std::scoped_lock lock(mutex_);
-    auto taken = extract_if(holders_, &Holder::is_on_cpu);
-    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    auto taken = extract_if(tracked_, &TrackedCollective::is_on_cpu);
+    num_tracked_.store(tracked_.size(), std::memory_order_relaxed);
     return taken;
   }
 
-  // Inserts `holders` at the front: they are the oldest.
-  void put_back(std::span<Holder> holders) {
+  // Inserts `collectives` at the front: they are the oldest.
+  void restore(std::span<TrackedCollective> collectives) {
     const std::scoped_lock lock(mutex_);
-    holders_.insert(holders_.begin(), std::make_move_iterator(holders.begin()),
-                    std::make_move_iterator(holders.end()));
-    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    tracked_.insert(tracked_.begin(), std::make_move_iterator(collectives.begin()),
+                    std::make_move_iterator(collectives.end()));
+    num_tracked_.store(tracked_.size(), std::memory_order_relaxed);
   }
 
-  static bool is_done(Holder& holder) {
-    const auto collective = holder.collective.lock();
-    ++holder.num_asked;
-    return !collective || collective->let_go_if_over();
+  static bool try_release(TrackedCollective& tracked) {
+    const auto collective = tracked.collective.lock();
+    ++tracked.num_queries;
+    return !collective || collective->release_if_completed();
   }
 
   // Lets another thread wait if the Work completes only in wait(). Skips the first query: most results are
-  // used soon. The collective stays a holder until it has completed.
-  static void wait_aside(Holder& holder) {
-    if (holder.num_asked > 1 && !holder.is_waited_aside) {
-      const auto collective = holder.collective.lock();
-      holder.is_waited_aside = collective && PendingCollective::wait_aside(collective);
+  // used soon. The collective is tracked until it has completed.
+  static void wait_on_other_thread(TrackedCollective& tracked) {
+    if (tracked.num_queries > 1 && !tracked.is_waited_on_other_thread) {
+      const auto collective = tracked.collective.lock();
+      tracked.is_waited_on_other_thread = collective && PendingCollective::wait_on_other_thread(collective);
     }
   }
 
   std::condition_variable wakes_;
-  std::deque<Holder> holders_;  // oldest first
-  std::atomic<size_t> num_holders_{0};
+  std::deque<TrackedCollective> tracked_;  // oldest first
+  std::atomic<size_t> num_tracked_{0};
   std::thread thread_;
   bool has_thread_ = false;
   bool is_asleep_ = false;
@@ -241,21 +241,21 @@ void wait_within_capture(const PendingPtr& collective, bool has_epilogue) {
 
 PendingPtr make_pending_collective(StartedCollective&& start) {
   const auto num_bytes = held_bytes(start);
-  const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kNotedBytes;
+  const bool is_tracked = start.work && !start.is_kept_by_registry && num_bytes > kMinTrackedBytes;
   const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();
   const bool has_epilogue = start.epilogue != nullptr;
   auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
-  HeldMemory::instance().let_go_of_few();
+  BufferReleaser::instance().release_some();
   if (collective->is_captured()) {  // it does not run now
     wait_within_capture(collective, has_epilogue);
-  } else if (is_noted) {
-    HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
+  } else if (is_tracked) {
+    BufferReleaser::instance().add(collective, is_on_cpu, num_bytes);
   }
   return collective;
 }
 
 GradientCollectives::GradientCollectives() {
-  HeldMemory::instance().wait_for_gradients();
+  BufferReleaser::instance().wait_for_gradients();
   ++num_gradient_nodes;
 }
 
@@ -283,6 +283,6 @@ std::vector<at::Tensor> GradientCollectives::unshared(at::TensorList gradients) 
   return own;
 }
 
-void stop_letting_go() { HeldMemory::instance().stop(); }
+void stop_release_thread() { BufferReleaser::instance().stop(); }
 
 }  // namespace funcol

@@ -1,9 +1,9 @@
 // Releases the memory of collectives that have completed while their results are still unused.
 //
 // A pending tensor may wait long for its reader, like a gradient for the optimizer. Its collective would keep
-// inputs and buffers all that time. Collectives that hold more than 4 KiB are therefore noted here, and
+// inputs and buffers all that time. Collectives that hold more than 4 KiB are therefore tracked here, and
 // release this memory after they have completed: when another collective starts, and on the CPU within some
-// 20 ms, by a thread that runs while collectives are noted. (On CUDA there is no such thread: a query from
+// 20 ms, by a thread that runs while collectives are tracked. (On CUDA there is no such thread: a query from
 // another thread could end the capture of a graph.)
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace funcol {
 
-// Makes a collective and notes it if it holds more than 4 KiB. Releases the memory of earlier collectives
+// Makes a collective and tracks it if it holds more than 4 KiB. Releases the memory of earlier collectives
 // that have completed.
 c10::intrusive_ptr<PendingCollective> make_pending_collective(StartedCollective&& start);
 
@@ -42,6 +42,6 @@ class GradientCollectives {
 };
 
 // Ends the thread permanently, at exit: tensors that it releases may need the interpreter.
-void stop_letting_go();
+void stop_release_thread();
 
 }  // namespace funcol

@@ -55,7 +55,7 @@ bool InPlaceCollectives::is_pending(const MemoryRange& range) const {
     return false;
   }
   const std::scoped_lock lock(mutex_);
-  return std::ranges::any_of(running_, [&](const Started& started) {
+  return std::ranges::any_of(running_, [&](const RunningCollective& started) {
     return started.written.overlaps(range) && !started.collective->is_settled();
   });
 }
@@ -80,9 +80,10 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 }
 
 void InPlaceCollectives::forget_settled() {
-  std::vector<Started> settled;  // destroyed after the lock is released
+  std::vector<RunningCollective> settled;  // destroyed after the lock is released
   const std::scoped_lock lock(mutex_);
-  settled = extract_if(running_, [](const Started& started) { return started.collective->is_settled(); });
+  settled =
+      extract_if(running_, [](const RunningCollective& started) { return started.collective->is_settled(); });
   num_running_.store(running_.size(), std::memory_order_release);
 }
 
@@ -101,7 +102,7 @@ class CollectiveCall {
 
   void run() {
     settle_arguments();
-    const c10::IValue written = arguments()[0];
+    const c10::IValue written = arguments_of(op_, *stack_)[0];
     std::vector<at::Tensor> outputs;
     visit_tensors(written, [&](const at::Tensor& tensor) {
       if (is_comm_tensor(tensor)) {
@@ -126,12 +127,8 @@ class CollectiveCall {
   static constexpr c10::DispatchKeySet kBelow{c10::DispatchKeySet::FULL_AFTER,
                                               c10::DispatchKey::BackendSelect};
 
-  c10::ArrayRef<c10::IValue> arguments() const {
-    return torch::jit::last(*stack_, op_.schema().arguments().size());
-  }
-
   void settle_arguments() const {
-    for (const auto& argument : arguments()) {
+    for (const auto& argument : arguments_of(op_, *stack_)) {
       visit_tensors(argument, [](const at::Tensor& tensor) { settle(tensor); });
     }
   }
@@ -139,7 +136,7 @@ class CollectiveCall {
   StartedCollective describe() const {
     StartedCollective start;
     start.op = interned("CommTensor(" + op_.schema().name() + ")");
-    for (const auto& argument : arguments()) {
+    for (const auto& argument : arguments_of(op_, *stack_)) {
       if (const auto group = custom_class<c10d::ProcessGroup>(argument)) {
         start.group = group;
       }

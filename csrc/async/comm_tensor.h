@@ -73,7 +73,7 @@ class InPlaceCollectives final : public c10::intrusive_ptr_target {
   void settle(const MemoryRange& range);
 
  private:
-  struct Started {
+  struct RunningCollective {
     MemoryRange written;
     PendingPtr collective;
   };
@@ -83,7 +83,7 @@ class InPlaceCollectives final : public c10::intrusive_ptr_target {
   std::atomic<bool> any_started_{false};
   std::atomic<size_t> num_running_{0};
   mutable std::mutex mutex_;  // nothing waits and no tensor dies while it is held
-  std::vector<Started> running_;
+  std::vector<RunningCollective> running_;
 };
 
 }  // namespace funcol

@@ -18,6 +18,19 @@
 
 namespace funcol {
 
+namespace {
+
+using Work = c10d::Work;
+
+// An entry of the list of unwaited collectives, and its Work.
+struct UnwaitedWork {
+  const UnwaitedEntry* entry;
+  InFlight description;
+  c10::intrusive_ptr<Work> work;
+};
+
+}  // namespace
+
 class UnwaitedList final : public ForkSafe<UnwaitedList> {
  public:
   void add(UnwaitedEntry& entry) {
@@ -55,6 +68,7 @@ class UnwaitedList final : public ForkSafe<UnwaitedList> {
     return counts;
   }
 
+  // Returns the collectives whose Work is not known to have completed, the oldest first.
   std::vector<UnwaitedWork> works() {
     const std::scoped_lock lock(mutex_);
     std::vector<UnwaitedWork> works;
@@ -70,7 +84,7 @@ class UnwaitedList final : public ForkSafe<UnwaitedList> {
 
  private:
   friend class ForkSafe<UnwaitedList>;
-  void begin_anew() {
+  void reset_in_child() {
     first_ = nullptr;
     num_dropped_.clear();
   }
@@ -82,31 +96,28 @@ class UnwaitedList final : public ForkSafe<UnwaitedList> {
 void UnwaitedEntry::enter(const StartedCollective& collective) {
   collective_ = &collective;
   started_ = CallSite::now();
-  is_in_ = true;
   num_forks_ = num_forks();
   UnwaitedList::instance().add(*this);
 }
 
 void UnwaitedEntry::arrive() {
-  if (is_in_ && num_forks_ == num_forks()) {
+  if (is_listed()) {
     UnwaitedList::instance().note_arrival(*this);
   }
 }
 
 void UnwaitedEntry::leave(bool is_dropped) {
-  if (is_in_ && num_forks_ == num_forks()) {
+  if (is_listed()) {
     UnwaitedList::instance().remove(*this, is_dropped);
   }
-  is_in_ = false;
+  collective_ = nullptr;
 }
-
-std::vector<UnwaitedWork> unwaited_works() { return UnwaitedList::instance().works(); }
 
 std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }
 
-void let_unwaited_finish(std::chrono::milliseconds patience) {
+void wait_for_unwaited(std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
-  auto works = unwaited_works();
+  auto works = UnwaitedList::instance().works();
   size_t num_running = ~size_t{0};
   auto last_end = Clock::now();
   while (true) {
@@ -128,11 +139,9 @@ void let_unwaited_finish(std::chrono::milliseconds patience) {
 
 namespace {
 
-using Work = c10d::Work;
-
 // A collective whose Work PyTorch's registry keeps, until it is waited for.
-struct Registered {
-  InFlight what;
+struct RegisteredCollective {
+  InFlight description;
   c10::weak_intrusive_ptr<Work> work{c10::intrusive_ptr<Work>()};
   // The registry's keys. Their addresses are not reused while something refers to them.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
@@ -147,8 +156,8 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
  public:
   // Adds `registered`. Drops two earlier collectives if their Works are gone, so that the list is about as
   // long as the number of collectives in it that still run.
-  void add(Registered registered) {
-    std::array<Registered, 2> gone;  // destroyed outside the lock
+  void add(RegisteredCollective registered) {
+    std::array<RegisteredCollective, 2> gone;  // destroyed outside the lock
     const std::scoped_lock lock(mutex_);
     for (auto& first : gone) {
       if (!list_.empty()) {
@@ -167,56 +176,56 @@ class RegisteredList final : public ForkSafe<RegisteredList> {
     const std::scoped_lock lock(mutex_);
     const auto found =
         std::find_if(list_.rbegin(), list_.rend(), [&](const auto& one) { return one.writes(tensor); });
-    return found == list_.rend() ? std::nullopt : std::optional(found->what);
+    return found == list_.rend() ? std::nullopt : std::optional(found->description);
   }
 
-  std::vector<Registered> all() {
+  std::vector<RegisteredCollective> all() {
     const std::scoped_lock lock(mutex_);
     return {list_.begin(), list_.end()};
   }
 
  private:
   friend class ForkSafe<RegisteredList>;
-  void begin_anew() { leak(list_); }
+  void reset_in_child() { leak(list_); }
 
-  std::deque<Registered> list_;
+  std::deque<RegisteredCollective> list_;
 };
 
 // Visits every collective with its Work, which is null for dropped collectives.
 template <typename Visit>
 void visit_all(const Visit& visit) {
-  for (auto& what : kept_orphans()) {
-    visit(std::move(what), c10::intrusive_ptr<Work>(), nullptr);
+  for (auto& description : kept_orphans()) {
+    visit(std::move(description), c10::intrusive_ptr<Work>(), nullptr);
   }
-  for (auto& [entry, what, work] : unwaited_works()) {
-    visit(std::move(what), work, entry);
+  for (auto& [entry, description, work] : UnwaitedList::instance().works()) {
+    visit(std::move(description), work, entry);
   }
   for (auto& registered : RegisteredList::instance().all()) {
     if (const auto work = registered.work.lock()) {
-      visit(std::move(registered.what), work, nullptr);
+      visit(std::move(registered.description), work, nullptr);
     }
   }
 }
 
-std::vector<InFlight> in_flight_but(const UnwaitedEntry* own, AskWorks asked) {
-  std::optional<AskingDevices> asking;
-  if (asked == AskWorks::kAll) {
-    asking.emplace();
+std::vector<InFlight> in_flight_except(const UnwaitedEntry* own, QueriedWorks queried) {
+  std::optional<CaptureSafeQuery> query;
+  if (queried == QueriedWorks::kAll) {
+    query.emplace();
     sweep_orphans();
   }
-  const bool asks_devices = asking.has_value() && asking->is_allowed();
+  const bool may_query_devices = query.has_value() && query->is_allowed();
   std::vector<InFlight> found;
-  visit_all([&](InFlight what, const c10::intrusive_ptr<Work>& work, const UnwaitedEntry* entry) {
-    const bool is_asked = work && (what.is_on_cpu ? !may_need_gil(*work) : asks_devices);
-    if ((entry == nullptr || entry != own) && !(is_asked && is_completed(*work))) {
-      found.push_back(std::move(what));
+  visit_all([&](InFlight description, const c10::intrusive_ptr<Work>& work, const UnwaitedEntry* entry) {
+    const bool is_queried = work && (description.is_on_cpu ? !may_need_gil(*work) : may_query_devices);
+    if ((entry == nullptr || entry != own) && !(is_queried && is_completed(*work))) {
+      found.push_back(std::move(description));
     }
   });
-  std::ranges::stable_sort(found, {}, [](const auto& what) { return what.started.at_ms; });
+  std::ranges::stable_sort(found, {}, [](const auto& description) { return description.started.at_ms; });
   return found;
 }
 
-std::string lines(const std::vector<InFlight>& collectives, size_t most) {
+std::string description_lines(const std::vector<InFlight>& collectives, size_t most) {
   std::string text;
   for (size_t i = 0; i < std::min(collectives.size(), most); ++i) {
     text += "\n  " + collectives[i].text();
@@ -229,14 +238,16 @@ std::string lines(const std::vector<InFlight>& collectives, size_t most) {
 
 }  // namespace
 
-std::vector<InFlight> collectives_in_flight(AskWorks asked) { return in_flight_but(nullptr, asked); }
+std::vector<InFlight> collectives_in_flight(QueriedWorks queried) {
+  return in_flight_except(nullptr, queried);
+}
 
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<Work>& work) {
   if (!work) {
     return;
   }
-  Registered registered{
+  RegisteredCollective registered{
       InFlight(op, group, outputs, CallSite::now()), c10::weak_intrusive_ptr<Work>(work), {}};
   for (const auto& output : outputs) {
     registered.storages.emplace_back(output.storage().getWeakStorageImpl());
@@ -245,33 +256,35 @@ void note_registered(std::string_view op, const GroupRef& group, const std::vect
 }
 
 void wait_on_registry(const at::Tensor& tensor) {
-  run_described([&] { c10d::wait_tensor(tensor); },
-                [&](const char*) -> std::string {
-                  const auto what =
-                      tensor.has_storage() ? RegisteredList::instance().latest_of(tensor) : std::nullopt;
-                  return what.has_value() ? failure_text(*what) + "\n" + origin_text(*what) : "";
-                });
+  run_described(
+      [&] { c10d::wait_tensor(tensor); },
+      [&](const char*) -> std::string {
+        const auto description =
+            tensor.has_storage() ? RegisteredList::instance().latest_of(tensor) : std::nullopt;
+        return description.has_value() ? failure_text(*description) + "\n" + origin_text(*description) : "";
+      });
 }
 
-std::string failure_text(const InFlight& what) {
+std::string failure_text(const InFlight& description) {
   std::ostringstream text;
-  text << "funcol::" << what.op << " failed on group '" << what.group.name() << "'; result of shape ";
-  for (size_t i = 0; i < what.shapes.size(); ++i) {
-    text << (i == 0 ? "" : ", ") << at::IntArrayRef(what.shapes[i]);
+  text << "funcol::" << description.op << " failed on group '" << description.group.name()
+       << "'; result of shape ";
+  for (size_t i = 0; i < description.shapes.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << at::IntArrayRef(description.shapes[i]);
   }
   text << " has no data.";
   return text.str();
 }
 
-std::string origin_text(const InFlight& what) {
+std::string origin_text(const InFlight& description) {
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << "It was started " << what.started.seconds() << " s ago"
-       << own_rank_text(what.group);
-  if (what.started.caller != nullptr) {
-    text << " at " << *what.started.caller;
+  text << std::fixed << std::setprecision(1) << "It was started " << description.started.seconds() << " s ago"
+       << own_rank_text(description.group);
+  if (description.started.caller != nullptr) {
+    text << " at " << *description.started.caller;
   }
-  if (what.started.purpose != nullptr) {
-    text << ", for " << *what.started.purpose;
+  if (description.started.purpose != nullptr) {
+    text << ", for " << *description.started.purpose;
   }
   text << ".";
   return text.str();
@@ -279,14 +292,15 @@ std::string origin_text(const InFlight& what) {
 
 std::string others_in_flight(const UnwaitedEntry& own) {
   constexpr size_t kMost = 8;
-  const auto others = in_flight_but(&own, AskWorks::kOnCpu);
-  return others.empty() ? std::string() : "\nAlso in flight in this process:" + lines(others, kMost);
+  const auto others = in_flight_except(&own, QueriedWorks::kOnCpu);
+  return others.empty() ? std::string()
+                        : "\nAlso in flight in this process:" + description_lines(others, kMost);
 }
 
 std::string in_flight_text(const std::vector<InFlight>& collectives) {
   return c10::str("funcol: ", collectives.size(), " collectives in flight in process ", getpid(),
-                  collectives.empty() ? "." : ", the oldest first:", lines(collectives, collectives.size()),
-                  "\n");
+                  collectives.empty() ? "." : ", the oldest first:",
+                  description_lines(collectives, collectives.size()), "\n");
 }
 
 }  // namespace funcol

@@ -18,6 +18,7 @@
 
 #include "async/started_collective.h"
 #include "comm/call_site.h"
+#include "comm/forks.h"
 
 namespace funcol {
 
@@ -45,50 +46,42 @@ class UnwaitedEntry {
  private:
   friend class UnwaitedList;
 
-  const StartedCollective* collective_ = nullptr;
+  bool is_listed() const { return collective_ != nullptr && num_forks_ == num_forks(); }
+
+  const StartedCollective* collective_ = nullptr;  // null unless it has entered
   bool has_arrived_ = false;
   CallSite started_;
-  bool is_in_ = false;
   UnwaitedEntry* previous_ = nullptr;
   UnwaitedEntry* next_ = nullptr;
   uint64_t num_forks_ = 0;
 };
-
-// An entry of the list, and its Work.
-struct UnwaitedWork {
-  const UnwaitedEntry* entry;
-  InFlight what;
-  c10::intrusive_ptr<c10d::Work> work;
-};
-
-// Returns the unwaited collectives whose Work is not known to have completed, the oldest first.
-std::vector<UnwaitedWork> unwaited_works();
 
 // Returns the number of unwaited collectives, by op. A child process starts with none.
 std::map<std::string, int64_t> unwaited_collectives();
 
 // Waits until the Works of all unwaited collectives have completed, or none has for `patience`. Called at
 // exit: a Work that completes later would meet a c10d that is being taken down.
-void let_unwaited_finish(std::chrono::milliseconds patience);
+void wait_for_unwaited(std::chrono::milliseconds patience);
 
-enum class AskWorks : uint8_t {
+enum class QueriedWorks : uint8_t {
   kAll,    // those on devices where queries are allowed; a Work that is written in Python needs the GIL
   kOnCpu,  // those that answer without a device or the GIL: for threads that must not wait
 };
 
 // Returns the collectives in flight, the oldest first. A collective is in flight until its Work reports
 // completion or was waited for; a Work that is not queried counts as running. To be called without the GIL.
-std::vector<InFlight> collectives_in_flight(AskWorks asked);
+std::vector<InFlight> collectives_in_flight(QueriedWorks queried);
 
 // Notes a collective that PyTorch's registry holds from now on; it is listed until its Work is destroyed.
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<c10d::Work>& work);
 
-// Waits for the Works that PyTorch's registry has for `tensor`. The error of a noted collective names it.
+// Waits for the Works that PyTorch's registry has for `tensor`. The error names the collective if it was
+// passed to note_registered().
 void wait_on_registry(const at::Tensor& tensor);
 
 // Returns "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."
-std::string failure_text(const InFlight& what);
+std::string failure_text(const InFlight& description);
 
 // Calls `run`. Adds to its error the text that `describe` makes of the message, and rethrows it; with a text,
 // errors other than c10's become DistBackendErrors. An empty text changes nothing.
@@ -110,7 +103,7 @@ void run_described(const Run& run, const Describe& describe) {
 }
 
 // Returns "It was started 3.0 s ago (rank 1 of 2) at train.py:7, for parameters of layer 0."
-std::string origin_text(const InFlight& what);
+std::string origin_text(const InFlight& description);
 
 // Returns "\nAlso in flight in this process: ...", for the error of the collective of `own`, or an empty
 // string.

@@ -47,7 +47,7 @@ bool may_run_twice(const c10d::Work& work) {
 
 // Returns the functions that find the cause, if `error` is a backend's time-out: a rank made another call, or
 // none.
-std::string advice_on(std::string_view error) {
+std::string timeout_advice(std::string_view error) {
   const bool is_timeout =
       error.find("imed out") != std::string_view::npos || error.find("imeout") != std::string_view::npos;
   return is_timeout ? "\nTo find the rank that called something else, or nothing: run the step in `with "
@@ -58,7 +58,7 @@ std::string advice_on(std::string_view error) {
 
 // Describes this rank, the age of the collective and what else is in flight: for time-outs, which have causes
 // elsewhere.
-std::string surroundings(const StartedCollective& start, const UnwaitedEntry& own) {
+std::string origin_and_others(const StartedCollective& start, const UnwaitedEntry& own) {
   const auto& started = own.started();
   if (started.at_ms == 0) {
     return {};
@@ -82,7 +82,7 @@ c10::Stream stream_of(c10::Device device) {
 }  // namespace
 
 void UsedStreams::begin(End end, std::vector<c10::Stream> ordered) {
-  const bool is_captured = !AskingDevices().is_allowed();
+  const bool is_captured = !CaptureSafeQuery().is_allowed();
   const std::scoped_lock lock(mutex_);
   std::swap(end_, end);  // the old one is destroyed after the lock is released
   ordered_ = std::move(ordered);
@@ -101,7 +101,7 @@ void UsedStreams::order(const c10::Stream& stream) {
     end = end_;
     is_captured = is_captured_;
   }
-  if (is_captured == AskingDevices().is_allowed()) {
+  if (is_captured == CaptureSafeQuery().is_allowed()) {
     return;  // the capture in which it was waited for has ended, or one began since
   }
   run_blocking([&] { wait_on(stream, end); });
@@ -109,7 +109,7 @@ void UsedStreams::order(const c10::Stream& stream) {
   ordered_.push_back(stream);
 }
 
-bool UsedStreams::let_go_if_over() {
+bool UsedStreams::release_if_completed() {
   End end;
   {
     const std::scoped_lock lock(mutex_);
@@ -141,13 +141,13 @@ PendingCollective::PendingCollective(StartedCollective&& start)
   if (!start_.work) {
     return;
   }
-  if (!start_.is_kept_elsewhere) {
+  if (!start_.is_kept_by_registry) {
     unwaited_.enter(start_);
   }
   if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
     start_stream_ = stream_of(start_.outputs[0].device());
     note_cuda_is_used();
-    is_captured_ = !AskingDevices().is_allowed();
+    is_captured_ = !CaptureSafeQuery().is_allowed();
   }
 }
 
@@ -156,8 +156,8 @@ PendingCollective::~PendingCollective() {
     new (&changed_) std::condition_variable();  // destroying the old one waits for threads of the parent
   }
   unwaited_.leave(/*is_dropped=*/true);
-  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
-      !is_in_child()) {
+  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work &&
+      !start_.is_kept_by_registry && !is_in_child()) {
     resize_guards_.remove();
     leave_running(start_, unwaited_.started());
   }
@@ -168,13 +168,13 @@ std::mutex& PendingCollective::mutex() noexcept { return is_in_child() ? mutex_i
 void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) != State::kSettled) {
     StartedCollective finished;  // destroyed with the GIL, which Python's tensors need for that
-    if (!settle_if_over(finished)) {
+    if (!settle_if_completed(finished)) {
       // The GIL is released before the mutex is taken: a thread that waits for the mutex with the GIL would
       // keep the thread that has the mutex from ever getting the GIL back.
       run_blocking([&] {
         Lock lock(mutex());
         await(lock, /*checks_group=*/true);
-        take(finished);
+        mark_settled(finished);
       });
     }
   }
@@ -188,24 +188,24 @@ void PendingCollective::settle() {
 
 // Settles with the GIL if neither the Work nor the mutex has to be waited for: to release the GIL and get it
 // back costs more than the rest. Returns false otherwise.
-bool PendingCollective::settle_if_over(StartedCollective& finished) {
+bool PendingCollective::settle_if_completed(StartedCollective& finished) {
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock() || is_awaited()) {
     return false;
   }
-  if (state_.load(std::memory_order_relaxed) == State::kRunning) {
-    if (!is_over()) {
+  if (is_running()) {
+    if (!has_completed()) {
       return false;
     }
     await(lock, /*checks_group=*/true);
   }
-  take(finished);
+  mark_settled(finished);
   return true;
 }
 
 // Returns false on a device, where a query of the Work costs as much as waiting, and if a long epilogue is
 // still to run.
-bool PendingCollective::is_over() const {
+bool PendingCollective::has_completed() const {
   constexpr int64_t kFewBytes = 1 << 15;
   if (!start_.work || start_stream_.has_value() ||
       (start_.epilogue && total_bytes(start_.outputs) > kFewBytes)) {
@@ -217,14 +217,14 @@ bool PendingCollective::is_over() const {
 // Waits until the collective no longer runs. One thread waits for the Work, without the mutex. Others wait
 // for that thread, unless the group is destroyed meanwhile.
 void PendingCollective::await(Lock& lock, bool checks_group) {
-  constexpr auto kGroupIsAskedFor = std::chrono::milliseconds(20);
-  while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
+  constexpr auto kGroupCheckInterval = std::chrono::milliseconds(20);
+  while (is_running() && is_awaited()) {
     if (const auto end = start_.group.end()) {
       raise_ended(*end);
     }
-    changed_.wait_for(lock, kGroupIsAskedFor);
+    changed_.wait_for(lock, kGroupCheckInterval);
   }
-  if (state_.load(std::memory_order_relaxed) != State::kRunning) {
+  if (!is_running()) {
     return;
   }
   is_awaited_ = true;
@@ -241,10 +241,10 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
 }
 
 // Settles a collective whose data, or error, has arrived. Needs the mutex.
-void PendingCollective::take(StartedCollective& finished) {
+void PendingCollective::mark_settled(StartedCollective& finished) {
   unwaited_.leave();
   if (state_.load(std::memory_order_relaxed) == State::kArrived) {
-    if (const auto end = was_let_go_ ? start_.group.end() : std::nullopt) {
+    if (const auto end = is_released_ ? start_.group.end() : std::nullopt) {
       try {
         raise_ended(*end);
       } catch (const c10::Error&) {
@@ -270,16 +270,16 @@ void PendingCollective::move_out(StartedCollective& gone) {
   }
 }
 
-bool PendingCollective::let_go_if_over() {
+bool PendingCollective::release_if_completed() {
   StartedCollective finished;
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock()) {
     return false;
   }
   if (used_streams_.is_begun()) {
-    return used_streams_.let_go_if_over();
+    return used_streams_.release_if_completed();
   }
-  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work || is_in_child()) {
+  if (!is_running() || !start_.work || is_in_child()) {
     return true;
   }
   if (is_awaited() || !is_completed(*start_.work)) {
@@ -287,68 +287,65 @@ bool PendingCollective::let_go_if_over() {
   }
   if (start_stream_.has_value()) {
     // The stream that has to wait for the epilogue is known only at the first use of the result.
-    let_go_of_buffers(finished.buffers);
+    release_buffers(finished.buffers);
     return true;
   }
   await(lock, /*checks_group=*/false);
-  let_go(finished);
+  release(finished);
   return true;
 }
 
-void PendingCollective::wait_and_let_go() {
+void PendingCollective::wait_and_release() {
   StartedCollective gone;
   Lock lock(mutex());
-  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work) {
-    return;
-  }
-  if (start_stream_.has_value()) {
-    try {
-      start_.work->wait();
-      order_streams();
-      let_go_of_buffers(gone.buffers);
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
-    }
+  if (!is_running() || !start_.work) {
     return;
   }
   try {
-    await(lock, /*checks_group=*/true);
-    let_go(gone);
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the group is gone; settle() finds that, too
+    if (start_stream_.has_value()) {
+      start_.work->wait();
+      order_streams();
+      release_buffers(gone.buffers);
+    } else {
+      await(lock, /*checks_group=*/true);
+      release(gone);
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
   }
 }
 
-bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& collective) {
+bool PendingCollective::wait_on_other_thread(const c10::intrusive_ptr<PendingCollective>& collective) {
   {
     const Lock lock(collective->mutex());
     auto& start = collective->start_;
-    if (collective->state_.load(std::memory_order_relaxed) != State::kRunning || !start.work ||
-        collective->start_stream_.has_value() || !ends_only_by_waiting(*start.work, start.group)) {
+    if (!collective->is_running() || !start.work || collective->start_stream_.has_value() ||
+        !ends_only_by_waiting(*start.work, start.group)) {
       return false;
     }
   }
   wait_in_background([collective] {
     StartedCollective finished;
     Lock lock(collective->mutex());
-    if (collective->state_.load(std::memory_order_relaxed) == State::kRunning && !collective->is_awaited()) {
+    if (collective->is_running() && !collective->is_awaited()) {
       collective->await(lock, /*checks_group=*/true);
-      collective->let_go(finished);
+      collective->release(finished);
     }
   });
   return true;
 }
 
 // Releases Work and buffers of a collective that no longer runs. Needs the mutex. The caller destroys `gone`.
-void PendingCollective::let_go(StartedCollective& gone) {
-  if (was_let_go_ || !start_.work) {
+void PendingCollective::release(StartedCollective& gone) {
+  if (is_released_ || !start_.work) {
     return;
   }
-  described_ = describe();
-  was_let_go_ = true;
+  description_ = describe();
+  is_released_ = true;
   unwaited_.arrive();
   move_out(gone);
 }
 
-void PendingCollective::let_go_of_buffers(std::vector<at::Tensor>& gone) {
+void PendingCollective::release_buffers(std::vector<at::Tensor>& gone) {
   const size_t num_read_later = start_.epilogue ? 1 : 0;
   for (size_t i = 0; i + num_read_later < start_.buffers.size(); ++i) {
     gone.push_back(std::exchange(start_.buffers[i], at::Tensor()));
@@ -358,12 +355,12 @@ void PendingCollective::let_go_of_buffers(std::vector<at::Tensor>& gone) {
 void PendingCollective::raise_ended(GroupEnd end) const {
   constexpr std::array<const char*, 3> kBefore = {"destroy_process_group()", "the abort",
                                                   "the reconfiguration"};
-  C10_THROW_ERROR(
-      DistBackendError,
-      c10::str("process group '", start_.group.name(), "' ", to_string(end),
-               " before this result was waited for. Use results, or call funcol.wait_tensor on "
-               "them, before ",
-               kBefore.at(static_cast<size_t>(end)), ".\n", described_.empty() ? describe() : described_));
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("process group '", start_.group.name(), "' ", to_string(end),
+                           " before this result was waited for. Use results, or call funcol.wait_tensor on "
+                           "them, before ",
+                           kBefore.at(static_cast<size_t>(end)), ".\n",
+                           description_.empty() ? describe() : description_));
 }
 
 void PendingCollective::wait_for_work(bool checks_group) {
@@ -394,26 +391,26 @@ void PendingCollective::run_epilogue() {
   }
 }
 
-// Returns true if finish_aside() applies: a result with an epilogue, or a Work that must be waited for only
-// once, is used on a stream other than the start stream. Returns false while a graph is captured, which no
-// other stream may join.
-bool PendingCollective::is_finished_aside() const {
+// Returns true if finish_on_side_stream() applies: a result with an epilogue, or a Work that must be waited
+// for only once, is used on a stream other than the start stream. Returns false while a graph is captured,
+// which no other stream may join.
+bool PendingCollective::finishes_on_side_stream() const {
   return start_stream_.has_value() && start_.work && (start_.epilogue || may_run_twice(*start_.work)) &&
-         stream_of(start_stream_->device()) != *start_stream_ && AskingDevices().is_allowed();
+         stream_of(start_stream_->device()) != *start_stream_ && CaptureSafeQuery().is_allowed();
 }
 
 // Waits, and runs the epilogue, on a stream of its own, so that current and start stream wait for the
 // collective alone, and not for other work on each other. Memory that the epilogue allocates belongs to that
 // stream and is freed as the epilogue ends.
-void PendingCollective::finish_aside(bool checks_group) {
+void PendingCollective::finish_on_side_stream(bool checks_group) {
   const auto device = start_stream_->device();
-  const auto aside = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  const auto side_stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const auto finished = std::make_shared<c10::Event>(device.type());
   {
-    const c10::StreamGuard on_stream_aside(aside);
+    const c10::StreamGuard on_side_stream(side_stream);
     wait_for_work(checks_group);
     run_epilogue();
-    finished->record(aside);
+    finished->record(side_stream);
   }
   used_streams_.begin({.work = {}, .event = finished}, {});
   used_streams_.order(stream_of(device));
@@ -422,19 +419,19 @@ void PendingCollective::finish_aside(bool checks_group) {
 
 // Returns true if a CUDA graph is being captured that does not contain the collective.
 bool PendingCollective::is_outside_capture() const {
-  return start_stream_.has_value() && start_.work && !is_captured_ && !AskingDevices().is_allowed();
+  return start_stream_.has_value() && start_.work && !is_captured_ && !CaptureSafeQuery().is_allowed();
 }
 
 // Blocks the host instead of the captured stream, which cannot wait for anything outside of the graph: the
 // graph is replayed later.
 void PendingCollective::finish_on_host(bool checks_group) {
-  const AskingDevices relaxed;
+  const CaptureSafeQuery relaxed;
   const auto device = start_stream_->device();
-  const c10::StreamGuard on_stream_aside(
+  const c10::StreamGuard on_side_stream(
       c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
   wait_for_work(checks_group);
   run_epilogue();
-  on_stream_aside.current_stream().synchronize();
+  on_side_stream.current_stream().synchronize();
 }
 
 // Makes the start stream wait for the collective alone, not for other work on the current stream, which waits
@@ -463,8 +460,8 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     if (is_outside_capture()) {
       return finish_on_host(checks_group);
     }
-    if (is_finished_aside()) {
-      return finish_aside(checks_group);
+    if (finishes_on_side_stream()) {
+      return finish_on_side_stream(checks_group);
     }
     if (start_.work) {
       wait_for_work(checks_group);
@@ -474,7 +471,7 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
   };
   try {
     run_described(run, [&](std::string_view error) {
-      return describe() + surroundings(start_, unwaited_) + advice_on(error);
+      return describe() + origin_and_others(start_, unwaited_) + timeout_advice(error);
     });
     return State::kArrived;
   } catch (const std::exception&) {

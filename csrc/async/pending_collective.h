@@ -67,7 +67,7 @@ class UsedStreams {
 
   // Releases the Work if it has completed. The caller has made sure that devices may be queried. Returns true
   // if nothing is kept.
-  bool let_go_if_over();
+  bool release_if_completed();
 
  private:
   std::mutex mutex_;
@@ -122,15 +122,15 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   void settle();
 
   // Releases Work and buffers if the Work has completed. Never blocks. Returns true if nothing is left.
-  bool let_go_if_over();
+  bool release_if_completed();
 
   // Waits for the Work and releases it with the buffers; an error is kept for settle(). On CUDA the current
   // stream waits, and the Work and the epilogue's buffer are kept.
-  void wait_and_let_go();
+  void wait_and_release();
 
   // Lets another thread wait for a Work that completes only in wait(), and release it. Returns false if the
   // Work completes by itself.
-  static bool wait_aside(const c10::intrusive_ptr<PendingCollective>& collective);
+  static bool wait_on_other_thread(const c10::intrusive_ptr<PendingCollective>& collective);
 
  private:
   enum class State : uint8_t {
@@ -143,21 +143,22 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   std::mutex& mutex() noexcept;
   bool is_in_child() const noexcept { return num_forks_at_start_ != num_forks(); }
+  bool is_running() const noexcept { return state_.load(std::memory_order_relaxed) == State::kRunning; }
   bool is_awaited() const noexcept { return is_awaited_ && num_forks_awaited_ == num_forks(); }
-  bool is_over() const;
+  bool has_completed() const;
 
-  bool settle_if_over(StartedCollective& finished);
+  bool settle_if_completed(StartedCollective& finished);
   void await(Lock& lock, bool checks_group);
-  void take(StartedCollective& finished);
-  void let_go(StartedCollective& gone);
+  void mark_settled(StartedCollective& finished);
+  void release(StartedCollective& gone);
   void move_out(StartedCollective& gone);
-  void let_go_of_buffers(std::vector<at::Tensor>& gone);
+  void release_buffers(std::vector<at::Tensor>& gone);
 
   State finish(bool checks_group);
   void wait_for_work(bool checks_group);
   void run_epilogue();
-  bool is_finished_aside() const;
-  void finish_aside(bool checks_group);
+  bool finishes_on_side_stream() const;
+  void finish_on_side_stream(bool checks_group);
   bool is_outside_capture() const;
   void finish_on_host(bool checks_group);
   void order_streams();
@@ -174,8 +175,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   uint64_t num_forks_awaited_ = 0;  // num_forks() of its process
   std::atomic<bool> is_in_epilogue_{false};
   std::exception_ptr error_;
-  bool was_let_go_ = false;
-  std::string described_;  // describe() from before the release
+  bool is_released_ = false;
+  std::string description_;  // describe() from before the release
   StartedCollective start_;
   ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;

@@ -22,13 +22,13 @@ namespace {
 constexpr int kNone = -1;
 
 // The state that the handler of a signal reads without locks.
-struct Handled {
+struct SignalState {
   std::atomic<int> file_descriptor{kNone};
   struct sigaction before {};
-  bool is_put = false;  // on_signal() is the handler, or a later one calls it
+  bool is_installed = false;  // on_signal() is the handler, or a later one calls it
 };
 
-std::array<Handled, NSIG> handled;
+std::array<SignalState, NSIG> signal_states;
 std::atomic<int> pipe_end{kNone};  // to the thread that writes
 int read_end = kNone;
 std::mutex mutex;  // of all that follows, but for handlers
@@ -46,7 +46,7 @@ void write_all(int file_descriptor, const std::string& text) {
 
 void on_signal(int signal, siginfo_t* info, void* context) {
   const int errno_before = errno;
-  auto& own = handled.at(static_cast<size_t>(signal));
+  auto& own = signal_states.at(static_cast<size_t>(signal));
   const auto number = static_cast<unsigned char>(signal);
   if (own.file_descriptor.load() != kNone) {
     [[maybe_unused]] const auto count = ::write(pipe_end.load(), &number, 1);
@@ -68,9 +68,9 @@ void run(int end) {
   while (true) {
     const auto count = ::read(end, &number, 1);
     if (count == 1) {
-      const int file_descriptor = handled.at(number).file_descriptor.load();
+      const int file_descriptor = signal_states.at(number).file_descriptor.load();
       if (file_descriptor != kNone) {
-        write_all(file_descriptor, in_flight_text(collectives_in_flight(AskWorks::kOnCpu)));
+        write_all(file_descriptor, in_flight_text(collectives_in_flight(QueriedWorks::kOnCpu)));
       }
     } else if (count == 0 || errno != EINTR) {
       return;
@@ -112,9 +112,9 @@ void dump_in_flight_on(int signal, int file_descriptor) {
     TORCH_INTERNAL_ASSERT(forks == 0);
     start_thread();
   }
-  auto& own = handled.at(static_cast<size_t>(signal));
+  auto& own = signal_states.at(static_cast<size_t>(signal));
   own.file_descriptor.store(file_descriptor);
-  if (own.is_put) {
+  if (own.is_installed) {
     return;
   }
   struct sigaction action {};
@@ -127,7 +127,7 @@ void dump_in_flight_on(int signal, int file_descriptor) {
     TORCH_CHECK(false, "funcol::dump_pending_on: signal ", signal,
                 " takes no handler: ", std::strerror(errno), ". Pass another, such as signal.SIGUSR1.");
   }
-  own.is_put = true;
+  own.is_installed = true;
 }
 
 bool stop_dumping_in_flight_on(int signal) {
@@ -135,7 +135,7 @@ bool stop_dumping_in_flight_on(int signal) {
   if (signal <= 0 || signal >= NSIG) {
     return false;
   }
-  auto& own = handled.at(static_cast<size_t>(signal));
+  auto& own = signal_states.at(static_cast<size_t>(signal));
   if (own.file_descriptor.exchange(kNone) == kNone) {
     return false;
   }
@@ -143,14 +143,14 @@ bool stop_dumping_in_flight_on(int signal) {
   ::sigaction(signal, nullptr, &current);
   if (current.sa_sigaction == on_signal) {  // else a later handler calls ours, which does nothing now
     ::sigaction(signal, &own.before, nullptr);
-    own.is_put = false;
+    own.is_installed = false;
   }
   return true;
 }
 
 void follow_fork_of_dumps() {
   const std::scoped_lock lock(mutex);
-  for (const auto& own : handled) {
+  for (const auto& own : signal_states) {
     if (own.file_descriptor.load() != kNone && !has_thread) {
       start_thread();
     }

@@ -12,9 +12,10 @@ namespace {
 
 // Returns the mutex of all chains: a storage's allocator is a chain of guards. A fork waits until no thread
 // holds the mutex.
-std::mutex& chains() {
+std::mutex& chains_mutex() {
   static auto* const mutex = [] {
-    pthread_atfork([] { chains().lock(); }, [] { chains().unlock(); }, [] { chains().unlock(); });
+    pthread_atfork([] { chains_mutex().lock(); }, [] { chains_mutex().unlock(); },
+                   [] { chains_mutex().unlock(); });
     return new std::mutex;  // NOLINT(cppcoreguidelines-owning-memory): tensors may go while the process exits
   }();
   return *mutex;
@@ -31,18 +32,18 @@ ResizeGuards::ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollec
     }
   }
   if (!guards_.empty()) {
-    const std::scoped_lock lock(chains());
+    const std::scoped_lock lock(chains_mutex());
     for (auto& guard : guards_) {
-      guard.put();
+      guard.install();
     }
   }
 }
 
 void ResizeGuards::remove() {
   if (!guards_.empty()) {
-    const std::scoped_lock lock(chains());
+    const std::scoped_lock lock(chains_mutex());
     for (auto& guard : guards_) {
-      guard.take();
+      guard.remove();
     }
     guards_.clear();
   }
@@ -53,14 +54,14 @@ ResizeGuards::Guard* ResizeGuards::Guard::of(c10::Allocator* allocator) {
                                                                      : nullptr;
 }
 
-void ResizeGuards::Guard::put() {
+void ResizeGuards::Guard::install() {
   below_ = storage_->allocator();
   storage_->set_allocator(this);
 }
 
-void ResizeGuards::Guard::take() {
+void ResizeGuards::Guard::remove() {
   unlink();
-  if (has_weak_reference_) {  // never the last one: take() is called before the collective drops its own
+  if (has_weak_reference_) {  // never the last one: remove() is called before the collective drops its own
     has_weak_reference_ = false;
     c10::raw::weak_intrusive_ptr::decref(collective_);
   }
@@ -80,7 +81,7 @@ void ResizeGuards::Guard::unlink() {
   }
 }
 
-// Keeps a weak reference until take(): a temporary one could be the last, and destroy the collective under
+// Keeps a weak reference until remove(): a temporary one could be the last, and destroy the collective under
 // the lock.
 c10::intrusive_ptr<PendingCollective> ResizeGuards::Guard::collective() {
   if (!has_weak_reference_) {
@@ -100,7 +101,7 @@ c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
   while (true) {
     c10::intrusive_ptr<PendingCollective> collective;
     {
-      const std::scoped_lock lock(chains());
+      const std::scoped_lock lock(chains_mutex());
       auto* const guard = of(storage->allocator());
       if (guard == nullptr) {
         break;

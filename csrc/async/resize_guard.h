@@ -38,8 +38,8 @@ class ResizeGuards {
     c10::DataPtr allocate(size_t num_bytes) override;
     void copy_data(void* to, const void* from, size_t num_bytes) const override;
 
-    void put();
-    void take();
+    void install();
+    void remove();
 
    private:
     static Guard* of(c10::Allocator* allocator);

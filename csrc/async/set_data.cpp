@@ -5,6 +5,7 @@
 #include <ATen/core/VariableHooksInterface.h>
 #include <torch/library.h>
 
+#include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "compat/missing_operators.h"
 
@@ -21,12 +22,12 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
 
 // Settles the arguments of aten::shallow_copy_data_, then calls PyTorch's kernel, which is one for all
 // backends. Every call passes BackendSelect, below autograd, whatever the device.
-void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
-    if (argument.isTensor()) {
-      settle(argument.toTensor());
-    }
+void settle_and_redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                           torch::jit::Stack* stack) {
+  const auto arguments = arguments_of(op, *stack);
+  const auto written = arguments[0].toTensor();
+  for (const auto& argument : arguments) {
+    visit_tensors(argument, [](const at::Tensor& tensor) { settle(tensor); });
   }
   op.redispatchBoxed(
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
@@ -44,6 +45,6 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("set_data", funcol::se
 
 TORCH_LIBRARY_IMPL(aten, BackendSelect, m) {
   if (funcol::compat::has_operator("aten::shallow_copy_data_")) {
-    m.impl("shallow_copy_data_", torch::CppFunction::makeFromBoxedFunction<&funcol::settle_and_go_on>());
+    m.impl("shallow_copy_data_", torch::CppFunction::makeFromBoxedFunction<&funcol::settle_and_redispatch>());
   }
 }

@@ -25,7 +25,7 @@ struct StartedCollective {
   bool is_counted =
       true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
   // PyTorch's registry keeps Work and tensors until they are waited for: releasing ours would free nothing.
-  bool is_kept_elsewhere = false;
+  bool is_kept_by_registry = false;
 };
 
 }  // namespace funcol

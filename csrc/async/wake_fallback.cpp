@@ -54,7 +54,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
 namespace {
 
 // Returns classify(op), remembered for ATen's operators, which are never unregistered.
-OperatorKind remembered_kind(const c10::OperatorHandle& op) {
+OperatorKind cached_kind(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.operator_name().getNamespace() != std::string_view("aten")) {
     return classify(op);
@@ -70,7 +70,7 @@ class WakeHandler {
       : op_(op), keys_below_(keys & kKeysBelowWake), stack_(stack) {}
 
   void run() {
-    switch (remembered_kind(op_)) {
+    switch (cached_kind(op_)) {
       case OperatorKind::kComposite:
         break;
       case OperatorKind::kView:
@@ -92,7 +92,7 @@ class WakeHandler {
   at::Tensor sole_waiting_tensor() const {
     at::Tensor waiting;
     int num_tensors = 0;
-    for (const auto& argument : arguments()) {
+    for (const auto& argument : arguments_of(op_, *stack_)) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
         ++num_tensors;
         const auto* impl = AsyncTensorImpl::of(tensor);
@@ -116,7 +116,7 @@ class WakeHandler {
   static at::Tensor share(const at::Tensor& view, const at::Tensor& viewed) {
     if (AsyncTensorImpl::of(view) == nullptr && !AsyncTensorImpl::can_wrap(view)) {
       settle(viewed);
-      return without_copied_key(view);
+      return with_corrected_key(view);
     }
     // detach and alias copy the implementation: their result waits already.
     auto shared = AsyncTensorImpl::of(view) != nullptr
@@ -131,7 +131,7 @@ class WakeHandler {
   void read() {
     bool any_comm_tensor = false;
     bool any_unused = false;
-    for (const auto& argument : arguments()) {
+    for (const auto& argument : arguments_of(op_, *stack_)) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
         settle_for_reader(tensor);
         if (is_comm_tensor(tensor)) {
@@ -152,7 +152,7 @@ class WakeHandler {
       op_.redispatchBoxed(keys_below_, stack_);
     }
     replace_results([&](const at::Tensor& result) {
-      return marks_results ? marked(result) : without_copied_key(result);
+      return marks_results ? as_comm_tensor(result) : with_corrected_key(result);
     });
   }
 
@@ -166,23 +166,19 @@ class WakeHandler {
 
   // Returns `result`, of an operator on a CommTensor, as a CommTensor; unchanged if anything else refers to
   // it, such as an argument that was written.
-  static at::Tensor marked(const at::Tensor& result) {
+  static at::Tensor as_comm_tensor(const at::Tensor& result) {
     if (!AsyncTensorImpl::can_wrap(result) || result.use_count() != 1 || belongs_to_layer(result)) {
-      return without_copied_key(result);
+      return with_corrected_key(result);
     }
     return AsyncTensorImpl::wrap(result, c10::make_intrusive<InPlaceCollectives>());
   }
 
   // Corrects the wake key: kernels that make a tensor over another tensor's storage copy its keys.
-  static at::Tensor without_copied_key(const at::Tensor& result) {
+  static at::Tensor with_corrected_key(const at::Tensor& result) {
     if (result.defined()) {
       correct_wake_key(*result.unsafeGetTensorImpl());
     }
     return result;
-  }
-
-  c10::ArrayRef<c10::IValue> arguments() const {
-    return torch::jit::last(*stack_, op_.schema().arguments().size());
   }
 
   const c10::OperatorHandle& op_;

@@ -46,19 +46,14 @@ bool is_capturing_a_cuda_graph() {
 }
 
 PyObject* py_is_pending(PyObject*, PyObject* object) {
-  if (THPVariable_Check(object) && is_pending(THPVariable_Unpack(object))) {
-    Py_RETURN_TRUE;
-  }
-  Py_RETURN_FALSE;
+  return PyBool_FromLong(THPVariable_Check(object) && is_pending(THPVariable_Unpack(object)));
 }
 
 // Returns True if `object` is the result of a collective, finished or not, or a view made while it was
 // pending.
 PyObject* py_was_pending(PyObject*, PyObject* object) {
-  if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
-    Py_RETURN_TRUE;
-  }
-  Py_RETURN_FALSE;
+  return PyBool_FromLong(THPVariable_Check(object) &&
+                         AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr);
 }
 
 // Implements wait_tensor(t) -> t. Returns NotImplemented if the call has to go through the dispatcher.
@@ -77,15 +72,24 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+void settle_if_tensor(PyObject* object) {
+  if (object != nullptr && THPVariable_Check(object)) {
+    settle(THPVariable_Unpack(object));
+  }
+}
+
+void correct_key_if_tensor(PyObject* object) {
+  if (THPVariable_Check(object)) {
+    correct_wake_key(*THPVariable_Unpack(object).unsafeGetTensorImpl());
+  }
+}
+
 // Implements settle(t): waits if t is pending, and makes sure that t has no wake key unless it is a
 // CommTensor.
 PyObject* py_settle(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  if (THPVariable_Check(object)) {
-    const auto& tensor = THPVariable_Unpack(object);
-    settle(tensor);
-    correct_wake_key(*tensor.unsafeGetTensorImpl());
-  }
+  settle_if_tensor(object);
+  correct_key_if_tensor(object);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -105,7 +109,8 @@ at::Tensor make_comm_tensor(const at::Tensor& tensor) {
 // A Work written in Python, so that tests control when data arrives and how it fails.
 class CallbackWork final : public c10d::Work {
  public:
-  CallbackWork(py::function on_wait, bool is_over) : on_wait_(std::move(on_wait)), is_over_(is_over) {}
+  CallbackWork(py::function on_wait, bool is_completed)
+      : on_wait_(std::move(on_wait)), is_completed_(is_completed) {}
   ~CallbackWork() override {
     const py::gil_scoped_acquire gil;
     on_wait_ = py::function();
@@ -118,24 +123,25 @@ class CallbackWork final : public c10d::Work {
     on_wait_();
     return true;
   }
-  bool isCompleted() override { return is_over_.exchange(true); }
+  bool isCompleted() override { return is_completed_.exchange(true); }
 
  private:
   py::function on_wait_;
-  std::atomic<bool> is_over_;  // what isCompleted() returns next; later true
+  std::atomic<bool> is_completed_;  // what isCompleted() returns next; later true
 };
 
-StartedCollective start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
+StartedCollective callback_collective(const std::string& op, std::string group, py::function on_wait,
+                                      bool is_completed) {
   StartedCollective start;
   start.op = funcol::interned(op);
   start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_completed);
   return start;
 }
 
 std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py::function on_wait,
-                                     const std::string& op, std::string group, bool is_over) {
-  auto start = start_of(op, std::move(group), std::move(on_wait), is_over);
+                                     const std::string& op, std::string group, bool is_completed) {
+  auto start = callback_collective(op, std::move(group), std::move(on_wait), is_completed);
   {
     const BelowAutograd below_autograd;
     start.outputs.reserve(outputs.size());
@@ -150,7 +156,7 @@ std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py:
 // Makes the CommTensors `written` pending, as if a collective had been started on them.
 void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait,
                            const std::string& op, std::string group) {
-  auto start = start_of(op, std::move(group), std::move(on_wait), /*is_over=*/true);
+  auto start = callback_collective(op, std::move(group), std::move(on_wait), /*is_completed=*/true);
   for (const auto& tensor : written) {
     start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
   }
@@ -177,7 +183,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
   start.op = "wait_tensor";
   start.group = GroupRef("of the tensor");
   start.is_counted = false;
-  start.is_kept_elsewhere = true;
+  start.is_kept_by_registry = true;
   start.work = c10::make_intrusive<RegistryWork>(tensor);
   start.outputs = {tensor.alias()};
   return as_sole_pending(std::move(start));
@@ -208,18 +214,6 @@ using KeywordFunction = PyObject* (*)(PyObject*, PyObject*, PyObject*);
 KeywordFunction original_new = nullptr;
 KeywordFunction original_new_tensor = nullptr;
 setter original_set_data = nullptr;
-
-void settle_if_tensor(PyObject* object) {
-  if (object != nullptr && THPVariable_Check(object)) {
-    settle(THPVariable_Unpack(object));
-  }
-}
-
-void correct_key_if_tensor(PyObject* object) {
-  if (THPVariable_Check(object)) {
-    correct_wake_key(*THPVariable_Unpack(object).unsafeGetTensorImpl());
-  }
-}
 
 template <KeywordFunction* original>
 PyObject* settled_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -291,10 +285,10 @@ void bind_async(py::module m) {
   add_functions(m, functions);
   const auto at_exit = py::module_::import("atexit").attr("register");
   at_exit(py::cpp_function(note_exiting_thread));
-  at_exit(py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));
+  at_exit(py::cpp_function(stop_release_thread, py::call_guard<py::gil_scoped_release>()));
   m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
   m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
-        py::arg("op") = "test", py::arg("group") = "test", py::arg("is_over") = true);
+        py::arg("op") = "test", py::arg("group") = "test", py::arg("is_completed") = true);
   m.def("comm_tensor", torch::wrap_pybind_function(make_comm_tensor));
   m.def("make_pending_in_place", torch::wrap_pybind_function(make_pending_in_place), py::arg("written"),
         py::arg("on_wait"), py::arg("op") = "test", py::arg("group") = "test");
@@ -306,9 +300,9 @@ void bind_async(py::module m) {
   });
   m.def("unwaited_collectives", unwaited_collectives);
   m.def(
-      "let_unwaited_finish",
+      "wait_for_unwaited",
       [](double patience) {
-        let_unwaited_finish(std::chrono::milliseconds(static_cast<int64_t>(patience * 1000)));
+        wait_for_unwaited(std::chrono::milliseconds(static_cast<int64_t>(patience * 1000)));
       },
       py::call_guard<py::gil_scoped_release>());
   m.def("async_counters", [] {

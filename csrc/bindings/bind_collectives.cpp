@@ -156,12 +156,14 @@ constexpr DirectFunction kSend{
     "isend",
     {"dst", "tag"},
     +[](const Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
-      return starts_here(tensor) ? as_sole_pending(start_send(tensor, destination, tag, group)) : Tensor();
+      return can_bypass_dispatcher(tensor) ? as_sole_pending(start_send(tensor, destination, tag, group))
+                                           : Tensor();
     }};
 
 constexpr DirectFunction kReceive{
     "irecv", {"src", "tag"}, +[](const Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
-      return starts_here(tensor) ? as_received(start_receive(tensor, source, tag, group), {0})[0] : Tensor();
+      return can_bypass_dispatcher(tensor) ? as_received(start_receive(tensor, source, tag, group), {0})[0]
+                                           : Tensor();
     }};
 
 void remember(bool enabled) {
@@ -186,7 +188,7 @@ void note_all_removed() {
 
 constexpr auto kChangeLocalType = "change_local_type";
 
-local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
+local_types::PlacedType placed_argument(PyObject* type, PyObject* dim) {
   return {static_cast<local_types::Type>(int_argument(type, "type", kChangeLocalType)),
           int_argument(dim, "dim", kChangeLocalType)};
 }
@@ -210,13 +212,13 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
       {to_optional_dtype(args[8], kChangeLocalType), to_optional_dtype(args[9], kChangeLocalType)},
       {to_optional_dtype(args[10], kChangeLocalType), to_optional_dtype(args[11], kChangeLocalType)},
       /*scatters_dim_first=*/args[7] == Py_True};
-  if (!local_types::takes(input, change, *group)) {
+  if (!local_types::supports(input, change, *group)) {
     return not_implemented();
   }
   at::Tensor result;
   {
     const WithoutGil no_gil;
-    result = local_types::make(input, change, group, /*keeps_input=*/args[6] == Py_True);
+    result = local_types::apply_change(input, change, group, /*keeps_input=*/args[6] == Py_True);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS

@@ -149,19 +149,19 @@ void bind_native_operators(py::module m) {
   m.def(
       "install_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
-         py::object draw, py::object own_handler, py::object is_own, py::object ask, ShardingEngine* engine,
-         std::optional<UpstreamRules*> rules) {
+         py::object draw, py::object default_handler, py::object is_unmodified, py::object query_rule,
+         ShardingEngine* engine, std::optional<UpstreamRules*> rules) {
         install_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
                                   std::move(copies), std::move(decide), std::move(draw),
-                                  std::move(own_handler), std::move(is_own), std::move(ask), engine,
-                                  rules.value_or(nullptr)});
+                                  std::move(default_handler), std::move(is_unmodified), std::move(query_rule),
+                                  engine, rules.value_or(nullptr)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
-      py::arg("draw"), py::arg("own_handler"), py::arg("is_own"), py::arg("ask"), py::arg("engine"),
-      py::arg("rules"));
+      py::arg("draw"), py::arg("default_handler"), py::arg("is_unmodified"), py::arg("query_rule"),
+      py::arg("engine"), py::arg("rules"));
   m.def("remove_native_operators", remove_native_operators);
   m.def("are_on_one_mesh", are_on_one_mesh, py::arg("tensors"));
-  m.def("serves_operators", serves_operators);
+  m.def("has_native_operators", has_native_operators);
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);
   m.def("forget_call_plans", forget_call_plans);
@@ -185,13 +185,13 @@ void bind_weights(py::module m) {
       .def(py::init<>())
       .def(
           "add",
-          [](FullTensorBucket& bucket, py::handle dtensor, int64_t holder, py::handle dtype, int64_t most) {
-            return bucket.add(dtensor, holder,
-                              dtype.is_none() ? std::nullopt : std::optional(to_dtype(dtype)), most);
+          [](FullTensorBucket& bucket, py::handle dtensor, int64_t owner, py::handle dtype, int64_t most) {
+            return bucket.add(dtensor, owner, dtype.is_none() ? std::nullopt : std::optional(to_dtype(dtype)),
+                              most);
           },
-          py::arg("dtensor"), py::arg("holder"), py::arg("dtype"), py::arg("most"))
+          py::arg("dtensor"), py::arg("owner"), py::arg("dtype"), py::arg("most"))
       .def("start", &FullTensorBucket::start)
-      .def("take", &FullTensorBucket::take);
+      .def("next", &FullTensorBucket::next);
   m.def(
       "move_to_owners",
       [](const py::list& dtensors, const std::vector<int64_t>& owners, bool async_op,
@@ -201,12 +201,12 @@ void bind_weights(py::module m) {
       py::arg("dtensors"), py::arg("owners"), py::arg("async_op"), py::arg("max_bytes"));
   m.def(
       "move_from_owners",
-      [](const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
+      [](const py::list& full_tensors, const py::list& specs, const std::vector<int64_t>& owners,
          const py::list& placements, bool async_op, std::optional<int64_t> max_bytes) {
-        return move_from_owners(wholes, specs, owners, placements, {async_op, max_bytes});
+        return move_from_owners(full_tensors, specs, owners, placements, {async_op, max_bytes});
       },
-      py::arg("wholes"), py::arg("specs"), py::arg("owners"), py::arg("placements"), py::arg("async_op"),
-      py::arg("max_bytes"));
+      py::arg("full_tensors"), py::arg("specs"), py::arg("owners"), py::arg("placements"),
+      py::arg("async_op"), py::arg("max_bytes"));
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ FullyShard::Names interned_names(py::handle names) {
 // free_storage), nn.Module.__setattr__, values that C++ bypasses, values between a group and its process
 // group, the CPU's stream functions, {function: (methods of the group, methods of a parameter) that C++
 // bypasses}). The three lists of values are as members() takes them.
-PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
+PyObject* register_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  check_count(count, 8, "know_fully_shard");
+  check_count(count, 8, "register_fully_shard");
   auto& known = fully_shard();
   const auto item = [](PyObject* tuple, Py_ssize_t i) {
     return checked(PySequence_GetItem(tuple, i)).release().ptr();
@@ -55,8 +55,8 @@ PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   known.unsharded = item(args[1], 2);
   known.alloc_storage = item(args[2], 0);
   known.free_storage = item(args[2], 1);
-  known.set_attribute = Py_NewRef(args[3]);
-  known.passed_by = members(args[4]);
+  known.module_setattr = Py_NewRef(args[3]);
+  known.bypassed = members(args[4]);
   known.collectives = members(args[5]);
   known.streams = members(args[6]);
   const auto methods = py::reinterpret_borrow<py::dict>(args[7]);
@@ -80,7 +80,7 @@ PyObject* is_profiled(PyObject* /*module*/, PyObject* /*unused*/) {
 
 void bind_fsdp(py::module m) {
   static PyMethodDef functions[] = {
-      fast<know_fully_shard>("know_fully_shard"),
+      fast<register_fully_shard>("register_fully_shard"),
       {"is_profiled", is_profiled, METH_NOARGS, nullptr},
       forwarded<fsdp_shards, "fsdp_shards">(),
       forwarded<fsdp_copy_in, "fsdp_copy_in">(),

@@ -36,7 +36,7 @@ py::list shapes_of(const InFlight& collective) {
 
 std::vector<InFlight> in_flight() {
   const py::gil_scoped_release no_gil;
-  return collectives_in_flight(AskWorks::kAll);
+  return collectives_in_flight(QueriedWorks::kAll);
 }
 
 void begin_recording_callers(bool enabled) {

@@ -43,18 +43,18 @@ void bind_propagation(py::module m) {
       .def(py::init<std::optional<CostModel>, size_t, bool>(), py::arg("model"), py::arg("capacity"),
            py::arg("moves_keywords") = false)
       .def("propagate", &ShardingEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
-           py::arg("whole"), py::arg("assemble"), py::arg("remember"))
+           py::arg("fallback"), py::arg("assemble"), py::arg("remember"))
       .def("propagate_as_pytorch", &ShardingEngine::propagate_as_pytorch, py::arg("op_schema"),
            py::arg("rules"), py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"),
            py::arg("remember"))
       .def("strategies", &ShardingEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
       .def("time_decision", &ShardingEngine::time_decision, py::arg("op_schema"), py::arg("count"))
-      .def("leave", &ShardingEngine::leave, py::arg("op"))
+      .def("disable_rule", &ShardingEngine::disable_rule, py::arg("op"))
       .def("clear", &ShardingEngine::clear)
       .def("info", &ShardingEngine::info);
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
-  m.def("hand_over", hand_over, py::arg("name"), py::arg("function"));
+  m.def("register_callback", register_callback, py::arg("name"), py::arg("function"));
   m.def("copy_spec", copy_spec, py::arg("spec"));
   m.def("spec_methods", spec_methods, py::arg("type"), py::arg("equals"), py::arg("hash"));
   m.def("placement_methods", placement_methods, py::arg("types"), py::arg("equals"));

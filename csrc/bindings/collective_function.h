@@ -214,7 +214,7 @@ PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& fun
       };
       const auto result = [&] {
         const WithoutGil no_gil;
-        if (starts_here(inputs)) {
+        if (can_bypass_dispatcher(inputs)) {
           return started();
         }
         if (function.check != nullptr) {

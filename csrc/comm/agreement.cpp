@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<int64_t> num_checking{0};
 
-std::vector<int64_t> parsed(const std::string& numbers) {
+std::vector<int64_t> parse_ints(const std::string& numbers) {
   std::istringstream text(numbers);
   std::vector<int64_t> values;
   for (int64_t value = 0; text >> value;) {
@@ -102,7 +102,7 @@ std::vector<std::string> exchanged_records(c10d::ProcessGroup& group, int64_t nu
 
 // Publishes `record`, whose first line is the call; returns the records of all ranks, whose first lines
 // agree.
-std::vector<std::string> agreed(c10d::ProcessGroup& group, const std::string& record) {
+std::vector<std::string> records_of_equal_calls(c10d::ProcessGroup& group, const std::string& record) {
   const auto number = next_number(group);
   auto records = exchanged_records(group, number, record);
   const auto call_of = [&](size_t rank) { return records[rank].substr(0, records[rank].find('\n')); };
@@ -115,11 +115,11 @@ std::vector<std::string> agreed(c10d::ProcessGroup& group, const std::string& re
   return records;
 }
 
-bool can_ask(const c10d::ProcessGroup& group) {
+bool can_exchange_records(const c10d::ProcessGroup& group) {
   return group.getSize() > 1 && group.getStore() && group.getBackendName() != "fake";
 }
 
-std::string call(const char* op, const std::string& arguments, const std::string& tensors) {
+std::string describe_call(const char* op, const std::string& arguments, const std::string& tensors) {
   return std::string(op) + "(" + arguments + ") with " + tensors;
 }
 
@@ -149,25 +149,26 @@ std::string describe_tensors(const ComparedTensors& compared) {
 
 void agree(c10d::ProcessGroup& group, const char* op, const std::string& arguments,
            const std::string& tensors) {
-  if (can_ask(group)) {
-    agreed(group, call(op, arguments, tensors));
+  if (can_exchange_records(group)) {
+    records_of_equal_calls(group, describe_call(op, arguments, tensors));
   }
 }
 
 void agree_on_exchange_if_checked(c10d::ProcessGroup& group, const char* op, const at::Tensor& rows,
                                   at::IntArrayRef output_splits, at::IntArrayRef input_splits) {
-  if (!agreement_is_checked() || !can_ask(group)) {
+  if (!agreement_is_checked() || !can_exchange_records(group)) {
     return;
   }
   const auto tensors = describe_tensors({rows, /*free_dim=*/0});
   std::vector<std::vector<int64_t>> sent;
   std::vector<std::vector<int64_t>> expected;
-  for (const auto& record : agreed(group, call(op, "", tensors) + "\n" + c10::Join(" ", input_splits) + "\n" +
-                                              c10::Join(" ", output_splits))) {
+  for (const auto& record :
+       records_of_equal_calls(group, describe_call(op, "", tensors) + "\n" + c10::Join(" ", input_splits) +
+                                         "\n" + c10::Join(" ", output_splits))) {
     const auto first = record.find('\n');
     const auto second = record.find('\n', first + 1);
-    sent.push_back(parsed(record.substr(first + 1, second - first - 1)));
-    expected.push_back(parsed(record.substr(second + 1)));
+    sent.push_back(parse_ints(record.substr(first + 1, second - first - 1)));
+    expected.push_back(parse_ints(record.substr(second + 1)));
   }
   for (size_t from = 0; from < sent.size(); ++from) {
     for (size_t to = 0; to < sent.size(); ++to) {

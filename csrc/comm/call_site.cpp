@@ -17,6 +17,8 @@ namespace {
 
 std::atomic<bool> records_callers{false};
 
+bool callers_are_recorded() noexcept { return records_callers.load(std::memory_order_relaxed); }
+
 Text find_none() { return nullptr; }
 std::atomic<FindCaller> find_caller{find_none};
 
@@ -89,8 +91,6 @@ std::string InFlight::text() const {
 
 void record_callers(bool enabled) { records_callers.store(enabled, std::memory_order_relaxed); }
 
-bool callers_are_recorded() noexcept { return records_callers.load(std::memory_order_relaxed); }
-
 void set_find_caller(FindCaller find) { find_caller.store(find, std::memory_order_relaxed); }
 
 Label::Label(std::string_view text) noexcept : text_(text), outer_(std::exchange(innermost, this)) {}
@@ -102,16 +102,16 @@ Text current_purpose() {
     return module_now;
   }
   std::string purpose;
-  const auto put_before = [&](std::string_view text) {
+  const auto prepend = [&](std::string_view text) {
     if (!text.empty()) {
       purpose.insert(0, purpose.empty() ? "" : " / ").insert(0, text);
     }
   };
   for (const auto* label = innermost; label != nullptr; label = label->outer_) {
-    put_before(label->text_);
+    prepend(label->text_);
   }
   if (module_now != nullptr) {
-    put_before(*module_now);
+    prepend(*module_now);
   }
   return purpose.empty() ? nullptr : std::make_shared<const std::string>(std::move(purpose));
 }

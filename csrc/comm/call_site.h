@@ -51,7 +51,6 @@ std::string own_rank_text(const GroupRef& group);
 
 // Sets whether CallSite::now() records the line of Python that started the collective, and its purpose.
 void record_callers(bool enabled);
-bool callers_are_recorded() noexcept;
 
 // Finds the line of Python that the current thread is in. The Python bindings set one; the default finds
 // none.

@@ -5,7 +5,7 @@
 namespace funcol {
 namespace {
 
-std::atomic<bool> has_had_cuda{false};
+std::atomic<bool> cuda_is_used{false};
 
 bool never() { return false; }
 IsCapturing is_capturing = never;
@@ -14,10 +14,10 @@ IsCapturing is_capturing = never;
 
 void set_is_capturing(IsCapturing is_capturing_now) { is_capturing = is_capturing_now; }
 
-void note_cuda_is_used() { has_had_cuda.store(true, std::memory_order_relaxed); }
+void note_cuda_is_used() { cuda_is_used.store(true, std::memory_order_relaxed); }
 
-AskingDevices::AskingDevices() {
-  if (has_had_cuda.load(std::memory_order_relaxed)) {
+CaptureSafeQuery::CaptureSafeQuery() {
+  if (cuda_is_used.load(std::memory_order_relaxed)) {
     is_allowed_ = !is_capturing();
     relaxed_.emplace();
   }

@@ -21,9 +21,9 @@ void set_is_capturing(IsCapturing is_capturing);
 void note_cuda_is_used();
 
 // A scope in which Works are queried.
-class AskingDevices {
+class CaptureSafeQuery {
  public:
-  AskingDevices();
+  CaptureSafeQuery();
   // Returns false while the current stream is captured.
   bool is_allowed() const noexcept { return is_allowed_; }
 

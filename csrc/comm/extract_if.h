@@ -13,10 +13,10 @@ namespace funcol {
 template <typename Items, typename Predicate>
 std::vector<typename Items::value_type> extract_if(Items& items, const Predicate& predicate) {
   const auto first = std::stable_partition(items.begin(), items.end(), std::not_fn(predicate));
-  std::vector<typename Items::value_type> taken(std::make_move_iterator(first),
-                                                std::make_move_iterator(items.end()));
+  std::vector<typename Items::value_type> extracted(std::make_move_iterator(first),
+                                                    std::make_move_iterator(items.end()));
   items.erase(first, items.end());
-  return taken;
+  return extracted;
 }
 
 }  // namespace funcol

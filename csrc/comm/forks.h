@@ -15,7 +15,7 @@ uint64_t num_forks() noexcept;
 // The only object of class T, which derives from this class. It is made at the first use and never destroyed:
 // threads may use it, and tensors may be destroyed, while the process exits.
 //
-// A fork waits until no thread holds the mutex. The child calls T::begin_anew() under the mutex.
+// A fork waits until no thread holds the mutex. The child calls T::reset_in_child() under the mutex.
 template <typename T>
 class ForkSafe {
  public:
@@ -28,7 +28,7 @@ class ForkSafe {
   ForkSafe() {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] {
-                     instance().begin_anew();
+                     instance().reset_in_child();
                      instance().mutex_.unlock();
                    });
   }

@@ -3,8 +3,8 @@
 namespace funcol {
 namespace {
 
-void just_call(void (*blocking)(void*), void* context) { blocking(context); }
-RunBlocking current = just_call;
+void call_directly(void (*blocking)(void*), void* context) { blocking(context); }
+RunBlocking current = call_directly;
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMaxThreads = 8;
 
-class Waiters final : public ForkSafe<Waiters> {
+class WaitingThreads final : public ForkSafe<WaitingThreads> {
  public:
   void add(std::function<void()> wait) {
     const std::scoped_lock lock(mutex_);
@@ -32,9 +32,9 @@ class Waiters final : public ForkSafe<Waiters> {
   }
 
  private:
-  friend class ForkSafe<Waiters>;
+  friend class ForkSafe<WaitingThreads>;
 
-  void begin_anew() {
+  void reset_in_child() {
     leak(queue_);
     num_threads_ = 0;
   }
@@ -43,7 +43,7 @@ class Waiters final : public ForkSafe<Waiters> {
     while (auto wait = next()) {
       try {
         wait();
-      } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
+      } catch (...) {  // NOLINT(bugprone-empty-catch): no caller is left to report to
       }
     }
   }
@@ -68,7 +68,7 @@ class Waiters final : public ForkSafe<Waiters> {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
-  InFlight what;
+  InFlight description;
   bool may_have_future = true;
 };
 
@@ -76,16 +76,14 @@ struct Orphan {
 struct Orphanage final : ForkSafe<Orphanage> {
   std::mutex& mutex() { return mutex_; }
 
-  void begin_anew() {
+  void reset_in_child() {
     leak(orphans);
     leak(waited_for);
     size.store(0, std::memory_order_relaxed);
-    num_waited_for.store(0, std::memory_order_relaxed);
   }
 
   std::deque<Orphan> orphans;
   std::list<InFlight> waited_for;  // by other threads
-  std::atomic<size_t> num_waited_for{0};
   std::atomic<size_t> size{0};
 };
 
@@ -110,39 +108,38 @@ bool is_orphan_completed(Orphan& orphan) {
 }
 
 // Drops completed Works among the first `count`, moves the others to the end. Returns the number dropped.
-size_t sweep(Orphanage& home, size_t count) {
-  if (home.size.load(std::memory_order_relaxed) == 0) {
+size_t sweep(Orphanage& orphanage, size_t count) {
+  if (orphanage.size.load(std::memory_order_relaxed) == 0) {
     return 0;
   }
-  const AskingDevices asking;
-  if (!asking.is_allowed()) {
+  const CaptureSafeQuery query;
+  if (!query.is_allowed()) {
     return 0;
   }
   // The Works are queried outside the lock: one may be written in Python and need the GIL to answer.
   std::vector<Orphan> orphans;
   {
-    const std::scoped_lock lock(home.mutex());
-    const auto end = home.orphans.begin() + static_cast<ptrdiff_t>(std::min(count, home.orphans.size()));
-    std::move(home.orphans.begin(), end, std::back_inserter(orphans));
-    home.orphans.erase(home.orphans.begin(), end);
+    const std::scoped_lock lock(orphanage.mutex());
+    const auto end =
+        orphanage.orphans.begin() + static_cast<ptrdiff_t>(std::min(count, orphanage.orphans.size()));
+    std::move(orphanage.orphans.begin(), end, std::back_inserter(orphans));
+    orphanage.orphans.erase(orphanage.orphans.begin(), end);
   }
   const auto num_finished = std::erase_if(orphans, is_orphan_completed);
-  const std::scoped_lock lock(home.mutex());
-  std::ranges::move(orphans, std::back_inserter(home.orphans));
-  home.size.store(home.orphans.size(), std::memory_order_relaxed);
+  const std::scoped_lock lock(orphanage.mutex());
+  std::ranges::move(orphans, std::back_inserter(orphanage.orphans));
+  orphanage.size.store(orphanage.orphans.size(), std::memory_order_relaxed);
   return num_finished;
 }
 
-std::list<InFlight>::iterator note_waited_for(Orphanage& home, InFlight what) {
-  const std::scoped_lock lock(home.mutex());
-  home.num_waited_for.fetch_add(1, std::memory_order_relaxed);
-  return home.waited_for.insert(home.waited_for.end(), std::move(what));
+std::list<InFlight>::iterator note_waited_for(Orphanage& orphanage, InFlight description) {
+  const std::scoped_lock lock(orphanage.mutex());
+  return orphanage.waited_for.insert(orphanage.waited_for.end(), std::move(description));
 }
 
-void forget_waited_for(Orphanage& home, std::list<InFlight>::iterator place) {
-  const std::scoped_lock lock(home.mutex());
-  home.waited_for.erase(place);
-  home.num_waited_for.fetch_sub(1, std::memory_order_relaxed);
+void forget_waited_for(Orphanage& orphanage, std::list<InFlight>::iterator place) {
+  const std::scoped_lock lock(orphanage.mutex());
+  orphanage.waited_for.erase(place);
 }
 
 }  // namespace
@@ -176,15 +173,15 @@ bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& ref) noexcept 
   }
 }
 
-void wait_in_background(std::function<void()> wait) { Waiters::instance().add(std::move(wait)); }
+void wait_in_background(std::function<void()> wait) { WaitingThreads::instance().add(std::move(wait)); }
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  bool ends_only_by_waiting, InFlight what) {
-  auto& home = Orphanage::instance();
+                  bool ends_only_by_waiting, InFlight description) {
+  auto& orphanage = Orphanage::instance();
   if (ends_only_by_waiting) {
-    const auto place = note_waited_for(home, std::move(what));
-    wait_in_background([&home, place, kept = Orphan{std::move(work), std::move(buffers), {}}]() mutable {
-      const auto count = c10::make_scope_exit([&] { forget_waited_for(home, place); });
+    const auto place = note_waited_for(orphanage, std::move(description));
+    wait_in_background([&orphanage, place, kept = Orphan{std::move(work), std::move(buffers), {}}]() mutable {
+      const auto count = c10::make_scope_exit([&] { forget_waited_for(orphanage, place); });
       const auto orphan = std::move(kept);  // destroyed before the count falls
       orphan.work->wait();
     });
@@ -193,28 +190,29 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
   if (std::ranges::any_of(buffers, [](const auto& buffer) { return buffer.defined() && buffer.is_cuda(); })) {
     note_cuda_is_used();
   }
-  const std::scoped_lock lock(home.mutex());
-  home.orphans.push_back({std::move(work), std::move(buffers), std::move(what)});
-  home.size.store(home.orphans.size(), std::memory_order_relaxed);
+  const std::scoped_lock lock(orphanage.mutex());
+  orphanage.orphans.push_back({std::move(work), std::move(buffers), std::move(description)});
+  orphanage.size.store(orphanage.orphans.size(), std::memory_order_relaxed);
 }
 
 std::vector<InFlight> kept_orphans() {
-  auto& home = Orphanage::instance();
-  const std::scoped_lock lock(home.mutex());
-  std::vector<InFlight> kept(home.waited_for.begin(), home.waited_for.end());
-  for (auto& orphan : home.orphans) {
-    const bool is_asked = orphan.what.is_on_cpu && !may_need_gil(*orphan.work);
-    if (!is_asked || !is_orphan_completed(orphan)) {
-      kept.push_back(orphan.what);
+  auto& orphanage = Orphanage::instance();
+  const std::scoped_lock lock(orphanage.mutex());
+  std::vector<InFlight> kept(orphanage.waited_for.begin(), orphanage.waited_for.end());
+  for (auto& orphan : orphanage.orphans) {
+    const bool is_queried = orphan.description.is_on_cpu && !may_need_gil(*orphan.work);
+    if (!is_queried || !is_orphan_completed(orphan)) {
+      kept.push_back(orphan.description);
     }
   }
   return kept;
 }
 
 size_t sweep_orphans() {
-  auto& home = Orphanage::instance();
-  sweep(home, home.size.load(std::memory_order_relaxed));
-  return home.size.load(std::memory_order_relaxed) + home.num_waited_for.load(std::memory_order_relaxed);
+  auto& orphanage = Orphanage::instance();
+  sweep(orphanage, orphanage.size.load(std::memory_order_relaxed));
+  const std::scoped_lock lock(orphanage.mutex());
+  return orphanage.size.load(std::memory_order_relaxed) + orphanage.waited_for.size();
 }
 
 void sweep_some_orphans() {

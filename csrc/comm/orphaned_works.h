@@ -20,7 +20,7 @@ namespace funcol {
 // Keeps `work` and `buffers` until the Work has completed. If `ends_only_by_waiting`, wait_in_background()
 // waits for it.
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  bool ends_only_by_waiting = false, InFlight what = {});
+                  bool ends_only_by_waiting = false, InFlight description = {});
 
 // Returns the kept collectives, the oldest first. Some may have completed: call sweep_orphans() first to drop
 // them.

@@ -12,8 +12,8 @@
 namespace funcol {
 namespace {
 
-std::atomic<bool> remember{false};
-std::atomic<bool> c10d_is_replaced{false};
+std::atomic<bool> remembers_groups{false};
+std::atomic<bool> replaced_c10d_ops{false};
 // The number of changes of the registry. Groups that a thread remembered under an older number are void.
 std::atomic<uint64_t> registry_generation{0};
 
@@ -49,7 +49,7 @@ class RecentGroups {
 // Returns the group that `recent` has under `key`, else the group that `search` finds; null if there is none.
 template <typename Search>
 GroupPtr find_or_search(RecentGroups& recent, std::string_view key, const Search& search) {
-  if (!remember.load(std::memory_order_relaxed)) {
+  if (!remembers_groups.load(std::memory_order_relaxed)) {
     return search();
   }
   if (auto group = recent.find(key)) {
@@ -85,10 +85,10 @@ std::string key_of_ranks(at::IntArrayRef ranks, std::string_view tag) {
 }  // namespace
 
 void set_c10d_ops_are_replaced(bool are_replaced) {
-  c10d_is_replaced.store(are_replaced, std::memory_order_relaxed);
+  replaced_c10d_ops.store(are_replaced, std::memory_order_relaxed);
 }
 
-bool c10d_ops_are_replaced() { return c10d_is_replaced.load(std::memory_order_relaxed); }
+bool c10d_ops_are_replaced() { return replaced_c10d_ops.load(std::memory_order_relaxed); }
 
 bool has_group_named(std::string_view name) { return find_group(name).defined(); }
 
@@ -133,7 +133,7 @@ c10::IValue as_ivalue(const GroupPtr& group) {
   return find_group(name) == group ? c10::IValue(std::move(name)) : c10::IValue(group);
 }
 
-void remember_groups(bool enabled) { remember.store(enabled, std::memory_order_relaxed); }
+void remember_groups(bool enabled) { remembers_groups.store(enabled, std::memory_order_relaxed); }
 
 void forget_groups() { registry_generation.fetch_add(1, std::memory_order_acq_rel); }
 

@@ -31,6 +31,9 @@ bool equals_ignoring_case(std::string_view a, std::string_view b) {
       a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
+// Returns true if the operator acts on the real and imaginary parts of a complex number separately.
+bool acts_on_complex(Kind kind) { return kind == Kind::SUM || kind == Kind::AVG || kind == Kind::PREMUL_SUM; }
+
 bool is_bitwise(Kind kind) { return kind == Kind::BAND || kind == Kind::BOR || kind == Kind::BXOR; }
 
 }  // namespace
@@ -75,10 +78,6 @@ std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op) {
   return reduce_op.op_ == Kind::PREMUL_SUM ? "premul_sum" : "unused";
 }
 
-bool acts_on_complex(const c10d::ReduceOp& reduce_op) {
-  return reduce_op.op_ == Kind::SUM || reduce_op.op_ == Kind::AVG || reduce_op.op_ == Kind::PREMUL_SUM;
-}
-
 bool gloo_carries(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
@@ -115,7 +114,7 @@ void check_reduce_op(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype, std
   TORCH_CHECK_VALUE(kind != Kind::UNUSED, "funcol::", op,
                     ": ReduceOp.UNUSED reduces nothing. Pass a real one.");
   if (c10::isComplexType(dtype)) {
-    TORCH_CHECK_TYPE(acts_on_complex(reduce_op), "funcol::", op, ": reduce op '", name,
+    TORCH_CHECK_TYPE(acts_on_complex(kind), "funcol::", op, ": reduce op '", name,
                      "' is not defined for complex tensors (", dtype,
                      "). Use sum or avg, or reduce the parts.");
     dtype = c10::toRealValueType(dtype);

@@ -23,10 +23,6 @@ c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op);
 
 std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op);
 
-// Returns true if the operator acts on the real and imaginary parts of a complex number separately: sum, avg,
-// premul_sum.
-bool acts_on_complex(const c10d::ReduceOp& reduce_op);
-
 // Returns true if Gloo can send the dtype without a conversion.
 bool gloo_carries(c10::ScalarType dtype);
 

@@ -25,72 +25,72 @@ class HookedBackend {
   HookedBackend(c10d::ProcessGroup& group, c10d::Backend& backend) : group_(group), backend_(backend) {}
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-    return fired(Name::ALLREDUCE, options.asyncOp, kNoRoot, tensors, Tensors(),
-                 [&] { return backend_.allreduce(tensors, options); });
+    return with_hooks(Name::ALLREDUCE, options.asyncOp, kNoRoot, tensors, Tensors(),
+                      [&] { return backend_.allreduce(tensors, options); });
   }
 
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-    return fired(Name::ALLREDUCE_COALESCED, options.asyncOp, kNoRoot, tensors, Tensors(),
-                 [&] { return backend_.allreduce_coalesced(tensors, options); });
+    return with_hooks(Name::ALLREDUCE_COALESCED, options.asyncOp, kNoRoot, tensors, Tensors(),
+                      [&] { return backend_.allreduce_coalesced(tensors, options); });
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-    return fired(Name::BROADCAST, options.asyncOp, options.rootRank, tensors, Tensors(),
-                 [&] { return backend_.broadcast(tensors, options); });
+    return with_hooks(Name::BROADCAST, options.asyncOp, options.rootRank, tensors, Tensors(),
+                      [&] { return backend_.broadcast(tensors, options); });
   }
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options = {}) {
-    return fired(Name::ALLGATHER, options.asyncOp, kNoRoot, inputs, outputs,
-                 [&] { return backend_.allgather(outputs, inputs, options); });
+    return with_hooks(Name::ALLGATHER, options.asyncOp, kNoRoot, inputs, outputs,
+                      [&] { return backend_.allgather(outputs, inputs, options); });
   }
 
   WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-    return fired(Name::ALLGATHER_BASE, options.asyncOp, kNoRoot, input, output,
-                 [&] { return backend_.all_gather_single(output, input, options); });
+    return with_hooks(Name::ALLGATHER_BASE, options.asyncOp, kNoRoot, input, output,
+                      [&] { return backend_.all_gather_single(output, input, options); });
   }
 
   WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
                                       const c10d::AllgatherOptions& options) {
-    return fired(Name::ALLGATHER_INTO_TENSOR_COALESCED, options.asyncOp, kNoRoot, inputs, outputs,
-                 [&] { return backend_.all_gather_single_coalesced(outputs, inputs, options); });
+    return with_hooks(Name::ALLGATHER_INTO_TENSOR_COALESCED, options.asyncOp, kNoRoot, inputs, outputs,
+                      [&] { return backend_.all_gather_single_coalesced(outputs, inputs, options); });
   }
 
   WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                 const c10d::ReduceScatterOptions& options) {
-    return fired(Name::REDUCE_SCATTER_BASE, options.asyncOp, kNoRoot, input, output,
-                 [&] { return backend_.reduce_scatter_single(output, input, options); });
+    return with_hooks(Name::REDUCE_SCATTER_BASE, options.asyncOp, kNoRoot, input, output,
+                      [&] { return backend_.reduce_scatter_single(output, input, options); });
   }
 
   WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) {
-    return fired(Name::REDUCE_SCATTER_TENSOR_COALESCED, options.asyncOp, kNoRoot, inputs, outputs,
-                 [&] { return backend_.reduce_scatter_single_coalesced(outputs, inputs, options); });
+    return with_hooks(Name::REDUCE_SCATTER_TENSOR_COALESCED, options.asyncOp, kNoRoot, inputs, outputs,
+                      [&] { return backend_.reduce_scatter_single_coalesced(outputs, inputs, options); });
   }
 
   WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                             std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-    return fired(Name::ALLTOALL_BASE, options.asyncOp, kNoRoot, input, output, [&] {
+    return with_hooks(Name::ALLTOALL_BASE, options.asyncOp, kNoRoot, input, output, [&] {
       return backend_.all_to_all_single(output, input, output_splits, input_splits, options);
     });
   }
 
   WorkPtr send(Tensors& tensors, int peer, int tag) {
-    return fired(Name::SEND, /*async_op=*/true, peer, tensors, Tensors(),
-                 [&] { return backend_.send(tensors, peer, tag); });
+    return with_hooks(Name::SEND, /*async_op=*/true, peer, tensors, Tensors(),
+                      [&] { return backend_.send(tensors, peer, tag); });
   }
 
   WorkPtr recv(Tensors& tensors, int peer, int tag) {
-    return fired(Name::RECV, /*async_op=*/true, peer, Tensors(), tensors,
-                 [&] { return backend_.recv(tensors, peer, tag); });
+    return with_hooks(Name::RECV, /*async_op=*/true, peer, Tensors(), tensors,
+                      [&] { return backend_.recv(tensors, peer, tag); });
   }
 
  private:
   static constexpr int64_t kNoRoot = -1;
 
   template <typename Inputs, typename Outputs, typename Start>
-  WorkPtr fired(Name name, bool is_async, int64_t root, const Inputs& inputs, const Outputs& outputs,
-                const Start& start) {
+  WorkPtr with_hooks(Name name, bool is_async, int64_t root, const Inputs& inputs, const Outputs& outputs,
+                     const Start& start) {
     const auto number = group_.firePreHook(name, is_async, root, inputs, outputs);
     auto work = start();
     group_.firePostHook(name, is_async, number, work);

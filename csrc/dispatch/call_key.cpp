@@ -65,8 +65,8 @@ bool is_number(const c10::Type& type) {
          type.kind() == FloatType;
 }
 
-DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
-  using Results = DescribedOperator::Results;
+DescribedOperator::ResultKind result_kind_of(const c10::OperatorHandle& op) {
+  using ResultKind = DescribedOperator::ResultKind;
   const auto& schema = op.schema();
   const std::string_view name = schema.name();
   const bool is_in_place = writes_to_first(schema);
@@ -75,25 +75,25 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   };
   // For aten::equal, PyTorch combines the answers of all ranks.
   if (!schema.returns().empty() && all_are(is_number) && !schema.is_mutable() && name != "aten::equal") {
-    return Results::kNumbers;
+    return ResultKind::kNumbers;
   }
   if (!all_are(is_tensor_or_list) || op.hasTag(at::Tag::inplace_view) ||
       op.hasTag(at::Tag::data_dependent_output)) {
-    return Results::kNotServed;
+    return ResultKind::kUnsupported;
   }
   const auto num_out =
       std::ranges::count_if(schema.arguments(), [](const auto& argument) { return argument.is_out(); });
   if (num_out > 0) {
-    return num_out == std::ssize(schema.returns()) ? Results::kOut : Results::kNotServed;
+    return num_out == std::ssize(schema.returns()) ? ResultKind::kOut : ResultKind::kUnsupported;
   }
   if (is_in_place && schema.returns().empty()) {
-    return Results::kNone;
+    return ResultKind::kNone;
   }
   if (is_in_place) {
-    return schema.returns().size() == 1 && returns_first(schema) ? Results::kFirstArgument
-                                                                 : Results::kNotServed;
+    return schema.returns().size() == 1 && returns_first(schema) ? ResultKind::kFirstArgument
+                                                                 : ResultKind::kUnsupported;
   }
-  return schema.returns().empty() || schema.is_mutable() ? Results::kNotServed : Results::kNew;
+  return schema.returns().empty() || schema.is_mutable() ? ResultKind::kUnsupported : ResultKind::kNew;
 }
 
 // The static arguments that the propagator's tables name for an operator. find() returns nullopt if they have
@@ -119,7 +119,7 @@ struct StaticArguments {
     return std::nullopt;
   }
 
-  bool holds(size_t place, const c10::Argument& argument) const {
+  bool contains(size_t place, const c10::Argument& argument) const {
     if (!argument.kwarg_only()) {
       return place >= first;
     }
@@ -152,14 +152,14 @@ class CallReader {
  public:
   CallReader(Call& call) : call_(call) {}
 
-  ServeStatus read(const c10::IValue& value, size_t place, bool is_factor) {
+  FastPathStatus read(const c10::IValue& value, size_t place, bool is_factor) {
     place_ = place;
     is_factor_ = is_factor;
     return read(value, -1);
   }
 
  private:
-  ServeStatus read(const c10::IValue& value, int64_t index) {
+  FastPathStatus read(const c10::IValue& value, int64_t index) {
     if (value.isTensor()) {
       return read_tensor(value.toTensor(), index);
     }
@@ -168,11 +168,11 @@ class CallReader {
     }
     if (value.isInt()) {
       const auto number = value.toInt();
-      return is_factor_ ? add_kind(kInt, number) : add(kInt, std::bit_cast<uint64_t>(number));
+      return is_factor_ ? add_sign(kInt, number) : add(kInt, std::bit_cast<uint64_t>(number));
     }
     if (value.isDouble()) {
       const auto number = value.toDouble();
-      return is_factor_ ? add_kind(kDouble, number) : add(kDouble, std::bit_cast<uint64_t>(number));
+      return is_factor_ ? add_sign(kDouble, number) : add(kDouble, std::bit_cast<uint64_t>(number));
     }
     if (value.isComplexDouble()) {
       const auto number = value.toComplexDouble();
@@ -188,16 +188,16 @@ class CallReader {
     if (value.isString()) {
       call_.key.words.push_back(kText);
       add_text(call_.key.words, value.toStringRef());
-      return ServeStatus::kServed;
+      return FastPathStatus::kHandled;
     }
     if (value.isDevice()) {
       const auto device = value.toDevice();
       return add(kDevice, static_cast<uint64_t>(device.type()) << 16 | static_cast<uint8_t>(device.index()));
     }
-    return ServeStatus::kArgument;
+    return FastPathStatus::kArgument;
   }
 
-  ServeStatus read_tensor(const at::Tensor& tensor, int64_t index) {
+  FastPathStatus read_tensor(const at::Tensor& tensor, int64_t index) {
     if (!tensor.defined()) {
       return add(kUndefined);
     }
@@ -206,16 +206,16 @@ class CallReader {
     }
     auto* const object = dtensor_object(tensor);
     if (object == nullptr) {
-      return ServeStatus::kArgument;
+      return FastPathStatus::kArgument;
     }
     auto* const spec = spec_of(object);
     auto* const local = local_of(object);
     if (spec == nullptr || local == nullptr || !THPVariable_Check(local)) {
-      return ServeStatus::kArgument;
+      return FastPathStatus::kArgument;
     }
     const auto id = id_of_spec(spec);
     if (id == 0) {
-      return ServeStatus::kSpec;
+      return FastPathStatus::kSpec;
     }
     call_.tensors.push_back({place_, index, object});
     return add(kDTensor, id);
@@ -223,54 +223,54 @@ class CallReader {
 
   // Reads a plain tensor. Like PyTorch, accepts 0-dim tensors as replicated ones, and others only under
   // implicit_replication().
-  ServeStatus read_plain(const at::Tensor& tensor, int64_t index) {
+  FastPathStatus read_plain(const at::Tensor& tensor, int64_t index) {
     const bool is_scalar = tensor.dim() == 0;
     if (!is_scalar && !(at::get_dtensor_allow_implicit_replication() && tensor.layout() == at::kStrided &&
                         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())) {
-      return ServeStatus::kArgument;
+      return FastPathStatus::kArgument;
     }
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     call_.tensors.push_back({place_, index, nullptr, is_number});
     add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 | (is_number ? 1 : 0));
     if (is_number && !at::isComplexType(tensor.scalar_type())) {  // x / 0 differs from x / 2
-      add_kind(kDouble, number_in(tensor));
+      add_sign(kDouble, number_in(tensor));
     }
     add(kList, tensor.dim());
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       call_.key.words.push_back(tensor.size(dim));
       call_.key.words.push_back(tensor.stride(dim));
     }
-    return ServeStatus::kServed;
+    return FastPathStatus::kHandled;
   }
 
-  ServeStatus read_all(at::ArrayRef<c10::IValue> values) {
+  FastPathStatus read_all(at::ArrayRef<c10::IValue> values) {
     add(kList, values.size());
     int64_t index = 0;
     for (const auto& value : values) {
-      if (const auto status = read(value, index++); status != ServeStatus::kServed) {
+      if (const auto status = read(value, index++); status != FastPathStatus::kHandled) {
         return status;
       }
     }
-    return ServeStatus::kServed;
+    return FastPathStatus::kHandled;
   }
 
   // Adds what decisions depend on: the type, the sign, and whether the number is NaN or infinite.
   template <typename Number>
-  ServeStatus add_kind(Tag tag, Number number) {
+  FastPathStatus add_sign(Tag tag, Number number) {
     const auto real = static_cast<double>(number);
     return add(kSign, tag << 4 | (real > 0 ? 1 : 0) | (real < 0 ? 2 : 0) | (std::isnan(real) ? 4 : 0) |
                           (std::isinf(real) ? 8 : 0));
   }
 
-  ServeStatus add(Tag tag) {
+  FastPathStatus add(Tag tag) {
     call_.key.words.push_back(tag);
-    return ServeStatus::kServed;
+    return FastPathStatus::kHandled;
   }
 
-  ServeStatus add(Tag tag, uint64_t word) {
+  FastPathStatus add(Tag tag, uint64_t word) {
     call_.key.words.push_back(tag);
     call_.key.words.push_back(word);
-    return ServeStatus::kServed;
+    return FastPathStatus::kHandled;
   }
 
   Call& call_;
@@ -308,7 +308,7 @@ bool equals_default(const c10::IValue& value, const c10::Argument& argument) {
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
   static uint64_t count = 0;
   DescribedOperator described{.handle = op, .name = op.operator_name(), .number = ++count};
-  described.results = results_of(op);
+  described.result_kind = result_kind_of(op);
   described.writes = op.schema().is_mutable();
   described.overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
   const auto& arguments = op.schema().arguments();
@@ -325,7 +325,7 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
     }
     described.is_aliased.push_back(arguments[i].alias_info() != nullptr);
     described.is_factor.push_back(is_factor(arguments[i]) &&
-                                  !(static_arguments && static_arguments->holds(i, arguments[i])));
+                                  !(static_arguments && static_arguments->contains(i, arguments[i])));
   }
   return described;
 }
@@ -340,20 +340,21 @@ bool CallKey::is_on(uint64_t mesh_id) const {
   return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
-ServeStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-                      Call& call) {
+FastPathStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+                         Call& call) {
   CallReader reader(call);
   call.key.words.push_back(op->number);
   const auto num_arguments = op->is_factor.size();
   const auto* const arguments = stack.data() + (stack.size() - num_arguments);
   for (size_t i = 0; i < num_arguments; ++i) {
-    if (const auto status = reader.read(arguments[i], i, op->is_factor[i]); status != ServeStatus::kServed) {
+    if (const auto status = reader.read(arguments[i], i, op->is_factor[i]);
+        status != FastPathStatus::kHandled) {
       return status;
     }
   }
   call.key.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   call.op = std::move(op);
-  return call.first_dtensor() == nullptr ? ServeStatus::kArgument : ServeStatus::kServed;
+  return call.first_dtensor() == nullptr ? FastPathStatus::kArgument : FastPathStatus::kHandled;
 }
 
 std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,

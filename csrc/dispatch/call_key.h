@@ -22,29 +22,30 @@
 namespace funcol::python {
 
 // The outcome of a call: it takes the fast path, or falls back to PyTorch for this reason.
-enum class ServeStatus : uint8_t {
-  kServed,
-  kWatched,     // PyTorch observes redistributions or logs decisions, or a process group has ended
-  kHandler,     // the operator has a handler, of PyTorch or of the program
-  kKind,        // the fast path does not support this kind of operator
-  kArgument,    // an argument that keys cannot represent: a subclass of DTensor, a generator
-  kSpec,        // a spec that C++ does not support
-  kFull,        // the call took the fast path, but the table of calls has no room for it
-  kDecision,    // a decision that C++ does not carry out
-  kLocalShape,  // the shape of a local tensor to redistribute differs from its spec
-  kWrite,       // a write that has to reach a copy of the tensor
+enum class FastPathStatus : uint8_t {
+  kHandled,
+  kObserved,       // PyTorch observes redistributions or logs decisions
+  kCustomHandler,  // the operator has a handler, of PyTorch or of the program
+  kOperatorKind,   // the fast path does not support this kind of operator
+  kArgument,       // an argument that keys cannot represent: a subclass of DTensor, a generator
+  kSpec,           // a spec that C++ does not support
+  kTableFull,      // the call took the fast path, but the table of calls has no room for it
+  kDecision,       // a decision that C++ does not carry out
+  kLocalShape,     // the shape of a local tensor to redistribute differs from its spec
+  kWrite,          // a write that has to reach a copy of the tensor
+  kEndedGroup,     // a process group of the mesh was aborted or reconfigured
   kNumStatuses,
 };
 
 // The parts of an operator's schema that calls on DTensors need.
 struct DescribedOperator {
-  enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
+  enum class ResultKind { kNew, kFirstArgument, kOut, kNumbers, kNone, kUnsupported };
 
   c10::OperatorHandle handle;
   c10::OperatorName name;    // remains valid when the handle is not
   uint64_t number;           // unique to this description, never reused
   py::object overload = {};  // the OpOverload
-  Results results = Results::kNotServed;
+  ResultKind result_kind = ResultKind::kUnsupported;
   bool writes = false;
   bool lists_operands = false;  // PyTorch's rules take each tensor in a list as an operand
   bool draws = false;           // random numbers, according to DTensor's dispatcher
@@ -58,7 +59,7 @@ struct DescribedOperator {
   uint64_t handlers_version = 0;  // of the dispatcher's handlers when has_handler was read
 
   bool is_current = true;  // false once the propagator's tables may have changed
-  std::array<size_t, static_cast<size_t>(ServeStatus::kNumStatuses)> counts = {};
+  std::array<size_t, static_cast<size_t>(FastPathStatus::kNumStatuses)> counts = {};
 };
 
 // Returns the description of `op`. Tables of the propagator of `dispatcher`, DTensor's dispatcher, define
@@ -115,10 +116,10 @@ struct Call {
   }
 };
 
-// Reads the arguments on the stack. Returns kServed if the key represents the call, otherwise why it does
+// Reads the arguments on the stack. Returns kHandled if the key represents the call, otherwise why it does
 // not.
-ServeStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
-                      Call& call);
+FastPathStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+                         Call& call);
 
 // Returns the positional and keyword arguments with which PyTorch's dispatcher calls Python: without keyword
 // arguments and trailing positional ones that equal their defaults.

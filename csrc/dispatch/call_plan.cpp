@@ -69,31 +69,31 @@ void run_in_python(const Call& call, const py::object& function, py::handle spec
 
 std::optional<CallPlan> CallPlan::make(const Call& call, const torch::jit::Stack& stack,
                                        const DecidedCall& decided) {
-  CallPlan served;
+  CallPlan plan;
   for (const auto& [number, spec] : decided.inputs) {
-    if (!served.take_tensor(call, number, call.tensor(stack, call.tensors[number]), spec)) {
+    if (!plan.add_input(call, number, call.tensor(stack, call.tensors[number]), spec)) {
       return std::nullopt;
     }
   }
   for (const auto& [place, value] : decided.replaced) {
     if (!is_equal(value, call.arguments(stack)[place])) {
-      served.replaced_.emplace_back(place, value);
+      plan.replaced_.emplace_back(place, value);
     }
   }
-  return served.take_results(call, decided.output) ? std::optional(std::move(served)) : std::nullopt;
+  return plan.add_result_specs(call, decided.output) ? std::optional(std::move(plan)) : std::nullopt;
 }
 
-bool CallPlan::take_tensor(const Call& call, size_t number, const at::Tensor& given, py::handle wanted) {
+bool CallPlan::add_input(const Call& call, size_t number, const at::Tensor& given, py::handle wanted) {
   if (!is_spec(wanted)) {
     return false;
   }
-  const auto& held = call.tensors[number];
+  const auto& tensor = call.tensors[number];
   py::object source;
   at::Tensor local = given;
-  if (held.dtensor != nullptr) {
-    source = py::reinterpret_borrow<py::object>(spec_of(held.dtensor));
-    local = THPVariable_Unpack(local_of(held.dtensor));
-    if (hold_alike(source, wanted)) {
+  if (tensor.dtensor != nullptr) {
+    source = py::reinterpret_borrow<py::object>(spec_of(tensor.dtensor));
+    local = THPVariable_Unpack(local_of(tensor.dtensor));
+    if (have_same_layout(source, wanted)) {
       return true;
     }
   } else {
@@ -104,7 +104,7 @@ bool CallPlan::take_tensor(const Call& call, size_t number, const at::Tensor& gi
   }
   // A redistributed copy of a tensor that is written to or viewed would be independent of it: see
   // funcol.installation.view_writeback.
-  if (call.op->is_aliased[held.place]) {
+  if (call.op->is_aliased[tensor.place]) {
     return false;
   }
   auto execution = execution_between(source, wanted, local.itemsize());
@@ -115,19 +115,19 @@ bool CallPlan::take_tensor(const Call& call, size_t number, const at::Tensor& gi
   return true;
 }
 
-bool CallPlan::take_results(const Call& call, py::handle spec) {
-  using Results = DescribedOperator::Results;
-  const auto results = call.op->results;
-  if (results == Results::kNone || results == Results::kNumbers) {
+bool CallPlan::add_result_specs(const Call& call, py::handle spec) {
+  using ResultKind = DescribedOperator::ResultKind;
+  const auto results = call.op->result_kind;
+  if (results == ResultKind::kNone || results == ResultKind::kNumbers) {
     return spec.is_none();
   }
-  if (results == Results::kFirstArgument) {
+  if (results == ResultKind::kFirstArgument) {
     const auto& first = call.tensors[0];
     return first.place == 0 && first.index < 0 && first.dtensor != nullptr && is_spec(spec) &&
            attribute<"placements">(spec).equal(attribute<"placements">(spec_of(first.dtensor)));
   }
-  if (results == Results::kOut) {
-    return take_outputs(call, spec);
+  if (results == ResultKind::kOut) {
+    return add_out_specs(call, spec);
   }
   const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
   const auto& returns = call.schema().returns();
@@ -165,7 +165,7 @@ bool CallPlan::take_results(const Call& call, py::handle spec) {
   return true;
 }
 
-bool CallPlan::take_outputs(const Call& call, py::handle spec) {
+bool CallPlan::add_out_specs(const Call& call, py::handle spec) {
   const auto specs =
       PyTuple_Check(spec.ptr()) ? py::reinterpret_borrow<py::tuple>(spec) : py::make_tuple(spec);
   const auto& arguments = call.schema().arguments();
@@ -178,40 +178,40 @@ bool CallPlan::take_outputs(const Call& call, py::handle spec) {
       return false;
     }
     const py::handle of_output = specs[outputs_.size()];
-    auto* const held = spec_of(one.dtensor);
-    auto shared = is_spec(of_output) ? shared_spec_on(of_output.ptr(), attribute<"mesh">(held)) : nullptr;
+    auto* const own_spec = spec_of(one.dtensor);
+    auto shared = is_spec(of_output) ? shared_spec_on(of_output.ptr(), attribute<"mesh">(own_spec)) : nullptr;
     if (shared == nullptr) {
       return false;
     }
-    outputs_.emplace_back(number, shared->id == id_of_spec(held) ? nullptr : std::move(shared));
+    outputs_.emplace_back(number, shared->id == id_of_spec(own_spec) ? nullptr : std::move(shared));
   }
   return outputs_.size() == specs.size() && outputs_.size() == call.schema().returns().size();
 }
 
-ServeStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
-  using Results = DescribedOperator::Results;
+FastPathStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const {
+  using ResultKind = DescribedOperator::ResultKind;
   const auto& op = call.op->handle;
-  Tensors held;  // keeps the DTensors alive, whose Python objects the call borrows
+  Tensors dtensors;  // keeps the DTensors alive, whose Python objects the call borrows
   Tensors locals;
   for (const auto& one : call.tensors) {
     if (one.dtensor != nullptr) {
-      held.push_back(THPVariable_Unpack(one.dtensor));
+      dtensors.push_back(THPVariable_Unpack(one.dtensor));
       locals.push_back(THPVariable_Unpack(local_of(one.dtensor)));
     } else {
-      held.push_back(call.tensor(stack, one));
-      locals.push_back(held.back());
+      dtensors.push_back(call.tensor(stack, one));
+      locals.push_back(dtensors.back());
     }
   }
   if (!moves_.empty() && observes_redistribution()) {
-    return ServeStatus::kWatched;
+    return FastPathStatus::kObserved;
   }
   if (!std::ranges::all_of(moves_,
                            [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
-    return ServeStatus::kLocalShape;
+    return FastPathStatus::kLocalShape;
   }
   // PyTorch's path finds out whether the call's mesh has ended, or is an equal one made later.
   if (!is_current()) {
-    return ServeStatus::kWatched;
+    return FastPathStatus::kEndedGroup;
   }
   for (const auto& move : moves_) {
     auto& local = locals[move.number];
@@ -219,25 +219,25 @@ ServeStatus CallPlan::run(const Call& call, const py::object& draw, torch::jit::
     const WithoutGil no_gil;
     local = move.execution->run(local, /*async_op=*/false);
   }
-  put_arguments(call, std::move(locals), stack.data() + (stack.size() - op.schema().arguments().size()));
+  set_arguments(call, std::move(locals), stack.data() + (stack.size() - op.schema().arguments().size()));
   if (call.op->draws) {
     run_in_python(call, draw, drawn_spec(call), stack);
   } else {
     const WithoutGil no_gil;  // as PyTorch's own path calls it
     op.callBoxed(&stack);
   }
-  if (call.op->results == Results::kFirstArgument) {
-    stack.back() = std::move(held[0]);
-    return ServeStatus::kServed;
+  if (call.op->result_kind == ResultKind::kFirstArgument) {
+    stack.back() = std::move(dtensors[0]);
+    return FastPathStatus::kHandled;
   }
-  if (call.op->results == Results::kOut) {
-    return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
-    return ServeStatus::kServed;
+  if (call.op->result_kind == ResultKind::kOut) {
+    return_outputs(call, dtensors, stack.data() + (stack.size() - outputs_.size()));
+    return FastPathStatus::kHandled;
   }
   auto* const results = stack.data() + (stack.size() - num_results());
   wrap_results(call, results);
-  share_memory(call, held, at::ArrayRef<c10::IValue>(results, num_results()));
-  return ServeStatus::kServed;
+  share_memory(call, dtensors, at::ArrayRef<c10::IValue>(results, num_results()));
+  return FastPathStatus::kHandled;
 }
 
 bool CallPlan::is_current() const {
@@ -256,7 +256,7 @@ py::object CallPlan::drawn_spec(const Call& call) const {
                                                    : specs_of(0)[0]->on(attribute<"mesh">(first));
 }
 
-void CallPlan::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
+void CallPlan::set_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
   std::optional<c10::impl::GenericList> list;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto& one = call.tensors[i];
@@ -276,14 +276,14 @@ void CallPlan::put_arguments(const Call& call, Tensors locals, c10::IValue* argu
   }
 }
 
-void CallPlan::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
+void CallPlan::return_outputs(const Call& call, const Tensors& dtensors, c10::IValue* results) const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& [number, spec] = outputs_[i];
     if (spec != nullptr) {
       auto* const dtensor = call.tensors[number].dtensor;
       set_spec(dtensor, spec->on(attribute<"mesh">(spec_of(dtensor))));
     }
-    results[i] = held[number];
+    results[i] = dtensors[number];
   }
 }
 

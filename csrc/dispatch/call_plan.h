@@ -34,7 +34,7 @@ struct DecidedCall {
 // Decides a call of an operator. Returns nullopt if PyTorch's dispatcher has to run the call. Raises the
 // propagator's errors.
 std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
-                                       const torch::jit::Stack& stack);  // in decided_call.cpp
+                                       const torch::jit::Stack& stack);  // in decide_call.cpp
 
 class CallPlan {
  public:
@@ -43,10 +43,10 @@ class CallPlan {
   static std::optional<CallPlan> make(const Call& call, const torch::jit::Stack& stack,
                                       const DecidedCall& decided);
 
-  // Runs the call, and replaces the arguments on the stack with its results. If it does not return kServed,
+  // Runs the call, and replaces the arguments on the stack with its results. If it does not return kHandled,
   // nothing has been done. Runs an operator that draws random numbers by draw(op, spec of the first result,
   // args, kwargs). Needs the GIL.
-  ServeStatus run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
+  FastPathStatus run(const Call& call, const py::object& draw, torch::jit::Stack& stack) const;
 
   // A tensor to redistribute before the operator runs.
   struct Move {
@@ -71,12 +71,12 @@ class CallPlan {
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
-  bool take_tensor(const Call& call, size_t number, const at::Tensor& given, py::handle wanted);
-  bool take_results(const Call& call, py::handle spec);
-  bool take_outputs(const Call& call, py::handle spec);
+  bool add_input(const Call& call, size_t number, const at::Tensor& given, py::handle wanted);
+  bool add_result_specs(const Call& call, py::handle spec);
+  bool add_out_specs(const Call& call, py::handle spec);
   py::object drawn_spec(const Call& call) const;
-  void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
-  void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;
+  void set_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
+  void return_outputs(const Call& call, const Tensors& dtensors, c10::IValue* results) const;
   void wrap_results(const Call& call, c10::IValue* results) const;
 
   std::vector<Move> moves_;

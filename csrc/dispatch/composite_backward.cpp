@@ -24,7 +24,7 @@
 
 namespace funcol::python {
 
-thread_local bool Decomposing::is_active = false;
+thread_local bool DecomposeGuard::is_active = false;
 
 InputLayout::InputLayout(const at::Tensor& dtensor)
     : spec(shared_spec(spec_of(dtensor_object(dtensor)))),
@@ -43,9 +43,9 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // Returns the programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
-Cache<CallKey, ProgramPtr>& programs() {
+Cache<CallKey, LocalProgramPtr>& programs() {
   static auto* const programs =
-      new Cache<CallKey, ProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
+      new Cache<CallKey, LocalProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
   return *programs;
 }
 
@@ -86,7 +86,7 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     recording.emplace(*trace);
   }
   gil.reset();
-  const Decomposing decomposing;
+  const DecomposeGuard decomposing;
   {
     const at::AutoGradMode with_gradients(true);
     torch::jit::Stack stack(std::move(arguments));
@@ -96,7 +96,7 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     root = torch::autograd::impl::gradient_edge(result);
     if (trace != nullptr) {
       const py::gil_scoped_acquire again;
-      if (!trace->begins_as(composite.trace) || trace->num_values() != composite.trace.num_values() ||
+      if (!trace->starts_with(composite.trace) || trace->num_values() != composite.trace.num_values() ||
           trace->value_of(result) != composite.result) {
         trace->fail();
       }
@@ -122,10 +122,11 @@ namespace compiled = torch::dynamo::autograd;
 class CompositeBackward final : public torch::autograd::Node {
  public:
   // Saves inputs. `inputs` are the DTensors among the arguments; `arguments` has None in their place.
-  CompositeBackward(CompositePtr composite, std::shared_ptr<const Kept> kept,
-                    std::vector<c10::IValue> arguments, const CompositeInputs& inputs, Program::Locals values)
+  CompositeBackward(CompositePtr composite, std::shared_ptr<const SavedValues> saved_values,
+                    std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
+                    LocalProgram::Locals values)
       : composite_(std::move(composite)),
-        kept_(std::move(kept)),
+        saved_values_(std::move(saved_values)),
         arguments_(std::move(arguments)),
         values_(std::move(values)),
         inputs_(inputs.size()) {
@@ -150,19 +151,19 @@ class CompositeBackward final : public torch::autograd::Node {
     if (!gradient.defined()) {
       return variable_list(inputs_.size());
     }
-    const auto inputs = unpack();
+    const auto inputs = unpack_inputs();
     const auto needed = needed_gradients();
     std::shared_ptr<Trace> trace;  // of the first pass, for later ones
     CallWords key;
-    if (!at::GradMode::is_enabled() && !has_active_layers() && !Decomposing::is_active) {
+    if (!at::GradMode::is_enabled() && !has_active_layers() && !DecomposeGuard::is_active) {
       const py::gil_scoped_acquire gil;
-      if (const auto id = id_to_serve(gradient); id != 0) {
+      if (const auto id = spec_id_for_fast_path(gradient); id != 0) {
         key.words = {composite_->id, needed, id};
         const auto* const known = programs().find(key);
         if (known == nullptr && programs().admits()) {
           trace = destroyed_with_gil(std::make_unique<Trace>());
         } else if (auto found =
-                       known == nullptr ? std::nullopt : replay(ProgramPtr(*known), inputs, gradient)) {
+                       known == nullptr ? std::nullopt : replay(LocalProgramPtr(*known), inputs, gradient)) {
           return *std::move(found);
         }
       }
@@ -170,12 +171,12 @@ class CompositeBackward final : public torch::autograd::Node {
     auto found = differentiate(*composite_, arguments_, inputs, gradient, needed, trace.get());
     if (trace != nullptr) {
       const py::gil_scoped_acquire gil;
-      if (auto program = learn(*trace, found)) {
+      if (auto program = make_program(*trace, found)) {
         programs().insert(key, std::move(program));
       } else {
-        composite_->is_declined = true;
+        composite_->falls_back = true;
         composite_->trace = {};
-        composite_->kept = nullptr;
+        composite_->saved_values = nullptr;
       }
     }
     return found;
@@ -234,14 +235,14 @@ class CompositeBackward final : public torch::autograd::Node {
 
  private:
   // Returns the inputs; those that were not saved are undefined.
-  CompositeInputs unpack() {
+  CompositeInputs unpack_inputs() {
     CompositeInputs inputs(inputs_.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (has_bit(is_saved_, i)) {
         inputs[i] = inputs_[i].unpack();
       }
     }
-    if (kept_->has_result) {
+    if (saved_values_->has_result) {
       result_.unpack(getptr());
     }
     return inputs;
@@ -256,31 +257,31 @@ class CompositeBackward final : public torch::autograd::Node {
   }
 
   // Returns the id of the gradient's spec; 0 if PyTorch has to run the pass.
-  uint64_t id_to_serve(const Tensor& gradient) const {
+  uint64_t spec_id_for_fast_path(const Tensor& gradient) const {
     auto* const object = dtensor_object(gradient);
     const auto described = supported_operator(composite_->op);
-    return object != nullptr && !composite_->is_declined && described != nullptr &&
+    return object != nullptr && !composite_->falls_back && described != nullptr &&
                    described->handlers_version == composite_->handlers_version
                ? id_of_spec(spec_of(object))
                : 0;
   }
 
-  // Runs `program` on local tensors. Returns nullopt if the forward pass has not kept a value that the
-  // program reads, or if Program::takes() returns false.
-  std::optional<variable_list> replay(const ProgramPtr& program, const CompositeInputs& inputs,
+  // Runs `program` on local tensors. Returns nullopt if the forward pass has not saved a value that the
+  // program reads, or if LocalProgram::can_run() returns false.
+  std::optional<variable_list> replay(const LocalProgramPtr& program, const CompositeInputs& inputs,
                                       const Tensor& gradient) const {
-    Program::Locals locals(program->num_values());
+    LocalProgram::Locals locals(program->num_values());
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i].defined()) {
         locals[i] = local_of(inputs[i]);
       }
     }
     for (size_t i = 0; i < values_.size(); ++i) {
-      locals[kept_->values[i]] = values_[i];
+      locals[saved_values_->values[i]] = values_[i];
     }
     locals[composite_->trace.num_values()] = local_of(gradient);
     if (!std::ranges::all_of(program->inputs(), [&](ValueId value) { return locals[value].defined(); }) ||
-        !program->takes(locals)) {
+        !program->can_run(locals)) {
       return std::nullopt;
     }
     const auto mesh = mesh_of_dtensor(gradient);
@@ -296,8 +297,8 @@ class CompositeBackward final : public torch::autograd::Node {
 
   // Returns the program of the gradients, or null if there is none. Makes later forward passes keep the
   // values that it reads.
-  ProgramPtr learn(const Trace& trace, const variable_list& gradients) const {
-    if (trace.has_failed() || composite_->is_declined) {
+  LocalProgramPtr make_program(const Trace& trace, const variable_list& gradients) const {
+    if (trace.has_failed() || composite_->falls_back) {
       return nullptr;
     }
     const auto& forward = composite_->trace;
@@ -314,31 +315,31 @@ class CompositeBackward final : public torch::autograd::Node {
     if (program == nullptr) {
       return nullptr;
     }
-    auto kept = std::make_shared<Kept>(*composite_->kept);
+    auto saved_values = std::make_shared<SavedValues>(*composite_->saved_values);
     for (const auto value : program->inputs()) {
       if (value < inputs_.size() && !has_bit(is_saved_, value)) {
         return nullptr;
       }
       if (value >= inputs_.size() && value < forward.num_values() &&
-          std::ranges::find(kept->values, value) == kept->values.end()) {
-        kept->values.push_back(value);
-        kept->has_result |= trace.share_memory(value, composite_->result);
+          std::ranges::find(saved_values->values, value) == saved_values->values.end()) {
+        saved_values->values.push_back(value);
+        saved_values->has_result |= trace.share_memory(value, composite_->result);
       }
     }
-    outputs = kept->values;
+    outputs = saved_values->values;
     outputs.insert(outputs.begin(), composite_->result);
-    kept->forward = forward.program(outputs);
-    if (kept->forward == nullptr) {
+    saved_values->forward = forward.program(outputs);
+    if (saved_values->forward == nullptr) {
       return nullptr;
     }
-    composite_->kept = std::move(kept);
+    composite_->saved_values = std::move(saved_values);
     return program;
   }
 
   CompositePtr composite_;
-  std::shared_ptr<const Kept> kept_;
+  std::shared_ptr<const SavedValues> saved_values_;
   std::vector<c10::IValue> arguments_;
-  Program::Locals values_;  // local tensors, as kept_ lists them
+  LocalProgram::Locals values_;  // local tensors, as saved_values_ lists them
   std::vector<SavedVariable> inputs_;
   Mask is_saved_ = 0;
   SavedVariable result_;
@@ -346,12 +347,12 @@ class CompositeBackward final : public torch::autograd::Node {
 
 }  // namespace
 
-void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> kept,
+void record_backward(const CompositePtr& composite, std::shared_ptr<const SavedValues> saved_values,
                      std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
-                     Program::Locals values, const at::Tensor& result) {
-  const bool has_result = kept->has_result;
-  auto node = compat::make_node<CompositeBackward>(composite, std::move(kept), std::move(arguments), inputs,
-                                                   std::move(values));
+                     LocalProgram::Locals values, const at::Tensor& result) {
+  const bool has_result = saved_values->has_result;
+  auto node = compat::make_node<CompositeBackward>(composite, std::move(saved_values), std::move(arguments),
+                                                   inputs, std::move(values));
   torch::autograd::set_history(result, node);
   if (has_result) {
     node->save_result(result);

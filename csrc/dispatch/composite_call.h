@@ -39,9 +39,9 @@ struct CompositeKind {
   bool is_covered(Mask requires_grad) const { return (requires_grad & (is_bilinear ? 3 : 1)) != 0; }
 };
 
-// The values of the forward pass, besides inputs, that the backward pass reads.
-struct Kept {
-  ProgramPtr forward;  // computes the result and the values
+// The values of the forward pass, besides inputs, that are saved for the backward pass.
+struct SavedValues {
+  LocalProgramPtr forward;  // computes the result and the values
   std::vector<ValueId> values;
   bool has_result = false;  // a value shares the result's memory
 };
@@ -67,23 +67,24 @@ struct Composite {
   Trace trace;
   ValueId result;
   std::vector<InputLayout> inputs;
-  std::shared_ptr<const Kept> kept;
-  bool is_declined = false;
+  std::shared_ptr<const SavedValues> saved_values;
+  bool falls_back = false;
 
   size_t heap_bytes() const {
-    return trace.heap_bytes() + (kept == nullptr ? 0 : sizeof(Kept) + kept->forward->heap_bytes()) +
+    return trace.heap_bytes() +
+           (saved_values == nullptr ? 0 : sizeof(SavedValues) + saved_values->forward->heap_bytes()) +
            inputs.capacity() * (sizeof(InputLayout) + 3 * kBlockBytes);
   }
 };
 using CompositePtr = std::shared_ptr<Composite>;
 
 // A scope in which this thread's composites run as PyTorch runs them.
-class Decomposing {
+class DecomposeGuard {
  public:
-  Decomposing() : before_(std::exchange(is_active, true)) {}
-  ~Decomposing() { is_active = before_; }
-  Decomposing(const Decomposing&) = delete;
-  Decomposing& operator=(const Decomposing&) = delete;
+  DecomposeGuard() : before_(std::exchange(is_active, true)) {}
+  ~DecomposeGuard() { is_active = before_; }
+  DecomposeGuard(const DecomposeGuard&) = delete;
+  DecomposeGuard& operator=(const DecomposeGuard&) = delete;
 
   static thread_local bool is_active;
 
@@ -94,9 +95,9 @@ class Decomposing {
 using CompositeInputs = c10::SmallVector<at::Tensor, 4>;
 
 // Makes the node of `result`, which computes the gradients of `inputs`, the DTensors among the arguments.
-// `arguments` has None in their place; `values` are the local tensors that `kept` lists.
-void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> kept,
+// `arguments` has None in their place; `values` are the local tensors that `saved_values` lists.
+void record_backward(const CompositePtr& composite, std::shared_ptr<const SavedValues> saved_values,
                      std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
-                     Program::Locals values, const at::Tensor& result);
+                     LocalProgram::Locals values, const at::Tensor& result);
 
 }  // namespace funcol::python

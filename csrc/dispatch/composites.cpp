@@ -47,8 +47,8 @@ Tables& tables() {
 
 // Returns true if no layer, autocast, inference mode, saved-tensor hook or Decomposing scope is active on
 // this thread, and autograd is not excluded.
-bool is_usual(c10::DispatchKeySet keys) {
-  return !Decomposing::is_active && !has_active_layers() && !c10::InferenceMode::is_enabled() &&
+bool allows_fast_path(c10::DispatchKeySet keys) {
+  return !DecomposeGuard::is_active && !has_active_layers() && !c10::InferenceMode::is_enabled() &&
          !keys.has_any(c10::autocast_dispatch_keyset) &&
          !c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset) &&
          at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
@@ -74,8 +74,8 @@ void add_settings(CallWords& key) {
 }
 
 // Runs the call as PyTorch does, and remembers its trace.
-void learn(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call, Mask requires_grad,
-           torch::jit::Stack& stack) {
+void run_and_trace(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call, Mask requires_grad,
+                   torch::jit::Stack& stack) {
   const auto& op = call.op->handle;
   auto composite =
       destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
@@ -91,21 +91,21 @@ void learn(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call
   {
     const Recording recording(composite->trace);
     const WithoutGil no_gil;
-    const Decomposing decomposing;
+    const DecomposeGuard decomposing;
     run_as_pytorch(op, keys, &stack);
   }
   auto& trace = composite->trace;
   composite->result = trace.has_failed() ? kNoValue : trace.value_of(stack.back().toTensor());
-  composite->is_declined = true;
+  composite->falls_back = true;
   if (composite->result != kNoValue && composite->result >= composite->places.size()) {
-    auto kept = std::make_shared<Kept>();
-    kept->forward = trace.program({composite->result});
-    composite->is_declined = kept->forward == nullptr || kept->forward->moves_tensors() ||
-                             trace.is_view(composite->result, composite->places.size());
-    composite->kept = std::move(kept);
+    auto saved_values = std::make_shared<SavedValues>();
+    saved_values->forward = trace.program({composite->result});
+    composite->falls_back = saved_values->forward == nullptr || saved_values->forward->moves_tensors() ||
+                            trace.is_view(composite->result, composite->places.size());
+    composite->saved_values = std::move(saved_values);
   }
   trace.release_tensors();
-  if (composite->is_declined) {
+  if (composite->falls_back) {
     trace = {};
     composite->inputs = {};
   }
@@ -115,33 +115,33 @@ void learn(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call
 void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& stack) {
   const auto num_arguments = composite->op.schema().arguments().size();
   auto* const arguments = stack.data() + (stack.size() - num_arguments);
-  const auto kept = composite->kept;
+  const auto saved_values = composite->saved_values;
   CompositeInputs inputs;
-  Program::Locals locals(kept->forward->num_values());
+  LocalProgram::Locals locals(saved_values->forward->num_values());
   for (const auto& one : call.tensors) {
     locals[inputs.size()] = THPVariable_Unpack(local_of(one.dtensor));
     inputs.push_back(std::move(arguments[one.place]).toTensor());
     arguments[one.place] = {};
   }
   const auto mesh = attribute<"mesh">(spec_of(call.tensors[0].dtensor));
-  auto outputs = kept->forward->run(std::move(locals));
-  auto result = kept->forward->wrap(0, std::move(outputs[0]), mesh);
+  auto outputs = saved_values->forward->run(std::move(locals));
+  auto result = saved_values->forward->wrap(0, std::move(outputs[0]), mesh);
   if (composite->requires_grad != 0) {
     outputs.erase(outputs.begin());
-    record_backward(composite, kept, std::vector<c10::IValue>(arguments, arguments + num_arguments), inputs,
-                    std::move(outputs), result);
+    record_backward(composite, saved_values, std::vector<c10::IValue>(arguments, arguments + num_arguments),
+                    inputs, std::move(outputs), result);
   }
   torch::jit::drop(stack, num_arguments);
   torch::jit::push(stack, std::move(result));
 }
 
 // Runs the call on the fast path. Returns false, with nothing done, if PyTorch has to run it.
-bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-           torch::jit::Stack& stack) {
+bool run_fast_path(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack& stack) {
   const py::gil_scoped_acquire gil;
   const auto described = supported_operator(op);
   Call call;
-  if (described == nullptr || read_call(described, stack, call) != ServeStatus::kServed) {
+  if (described == nullptr || read_call(described, stack, call) != FastPathStatus::kHandled) {
     return false;
   }
   Mask requires_grad = 0;
@@ -168,21 +168,21 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     return false;
   }
   if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
-    learn(kind, keys, call, requires_grad, stack);
+    run_and_trace(kind, keys, call, requires_grad, stack);
     return true;
   }
   const auto composite = *known;
-  if (composite->is_declined) {
+  if (composite->falls_back) {
     return false;
   }
   replay(composite, call, stack);
-  ++described->counts[static_cast<size_t>(ServeStatus::kServed)];
+  ++described->counts[static_cast<size_t>(FastPathStatus::kHandled)];
   return true;
 }
 
 template <size_t number>
 void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!is_usual(keys) || !serve(kKinds[number], op, keys, *stack)) {
+  if (!allows_fast_path(keys) || !run_fast_path(kKinds[number], op, keys, *stack)) {
     run_as_pytorch(op, keys, stack);
   }
 }

@@ -17,13 +17,13 @@ namespace {
 namespace compiled = torch::dynamo::autograd;
 using torch::autograd::variable_list;
 
-at::Tensor run(const Gradient& gradient, const at::Tensor& of) {
-  if (!of.defined()) {
+at::Tensor run(const BackwardFunction& function, const at::Tensor& gradient) {
+  if (!gradient.defined()) {
     return {};
   }
   const py::gil_scoped_acquire gil;
   try {
-    const auto result = gradient.of(to_python(of));
+    const auto result = function.apply(to_python(gradient));
     return THPVariable_Unpack(result.ptr());
   } catch (py::error_already_set& error) {
     error.restore();
@@ -36,16 +36,16 @@ at::Tensor run(const Gradient& gradient, const at::Tensor& of) {
 // A node with one input and one output.
 class Node final : public torch::autograd::Node {
  public:
-  explicit Node(GradientPtr gradient) : gradient_(std::move(gradient)) {}
+  explicit Node(BackwardFunctionPtr function) : function_(std::move(function)) {}
 
   variable_list apply(variable_list&& gradients) override {
     const BackwardOf backward(module_);
-    return {run(*gradient_, gradients[0])};
+    return {run(*function_, gradients[0])};
   }
-  std::string name() const override { return gradient_->name(); }
+  std::string name() const override { return function_->name(); }
 
   void compiled_args(compiled::CompiledNodeArgs& args) const override {
-    for (const uint64_t part : gradient_->key()) {
+    for (const uint64_t part : function_->key()) {
       args.collect(part);
     }
   }
@@ -54,20 +54,20 @@ class Node final : public torch::autograd::Node {
                                  compiled::SwapSavedVariables& saved) override {
     return compat::call_when_compiled(
         *this, saved, gradients, {}, {}, /*is_traceable=*/true,
-        [gradient = gradient_](const variable_list& inputs, const std::vector<c10::IValue>& /*packed*/) {
-          return variable_list{run(*gradient, inputs[0])};
+        [function = function_](const variable_list& inputs, const std::vector<c10::IValue>& /*packed*/) {
+          return variable_list{run(*function, inputs[0])};
         });
   }
 
  private:
-  GradientPtr gradient_;
+  BackwardFunctionPtr function_;
   Text module_ = current_module();
 };
 
 }  // namespace
 
-void record(const at::Tensor& input, const py::object& output, GradientPtr gradient) {
-  auto node = compat::make_node<Node>(std::move(gradient));
+void record(const at::Tensor& input, const py::object& output, BackwardFunctionPtr function) {
+  auto node = compat::make_node<Node>(std::move(function));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(THPVariable_Unpack(output.ptr()), node);
 }

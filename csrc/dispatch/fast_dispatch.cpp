@@ -27,8 +27,9 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<const char*, static_cast<size_t>(ServeStatus::kNumStatuses)> kServeStatuses = {
-    "served", "watched", "handler", "kind", "argument", "spec", "full", "decision", "local shape", "write",
+constexpr std::array<const char*, static_cast<size_t>(FastPathStatus::kNumStatuses)> kStatusNames = {
+    "served", "watched",  "handler",     "kind",  "argument",    "spec",
+    "full",   "decision", "local shape", "write", "ended group",
 };
 
 py::dict fields_of(py::handle object) {
@@ -52,9 +53,9 @@ uint64_t version_of_handlers(PyObject* handlers) {
 }
 
 // The dispatcher as it was when native operators were installed.
-class Dispatcher {
+class DispatcherSnapshot {
  public:
-  explicit Dispatcher(NativeOperators parts)
+  explicit DispatcherSnapshot(NativeOperators parts)
       : parts_(std::move(parts)),
         fields_(fields_of(parts_.dispatcher)),
         fields_of_logger_(fields_of(parts_.logger)),
@@ -64,13 +65,13 @@ class Dispatcher {
 
   // Returns true if the program has replaced none of the dispatcher's parts. Python counts the changes of a
   // class; the class's functions are checked once after each change.
-  bool is_own() {
+  bool is_unmodified() {
     auto* const type = Py_TYPE(parts_.dispatcher.ptr());
     if (field<"sharding_propagator">() != parts_.propagator.ptr() || fields_.size() != num_fields_) {
       return false;
     }
     if (type->tp_version_tag != version_ || version_ == 0) {
-      has_own_methods_ = parts_.is_own().cast<bool>();
+      has_own_methods_ = parts_.is_unmodified().cast<bool>();
       version_ = type->tp_version_tag;
     }
     return has_own_methods_;
@@ -82,14 +83,14 @@ class Dispatcher {
     if (version != op.handlers_version) {
       auto* const handler = PyDict_GetItemWithError(handlers, op.overload.ptr());
       op.has_handler =
-          PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.own_handler.ptr());
+          PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.default_handler.ptr());
       op.handlers_version = version;
       PyErr_Clear();
     }
     return op.has_handler;
   }
 
-  bool logs() const {
+  bool logs_decisions() const {
     auto* const handlers = PyDict_GetItemWithError(fields_of_logger_.ptr(), interned<"handlers">());
     return handlers == nullptr || PyList_GET_SIZE(handlers) != 0;
   }
@@ -113,39 +114,39 @@ const c10::OperatorHandle& detach_operator() {
   return op;
 }
 
-class Table {
+class FastPath {
  public:
-  void put(NativeOperators parts) {
-    forget();
-    dispatcher_ = std::make_shared<Dispatcher>(std::move(parts));
+  void install(NativeOperators parts) {
+    forget_decisions();
+    dispatcher_ = std::make_shared<DispatcherSnapshot>(std::move(parts));
   }
 
-  void take() {
-    forget();
+  void remove() {
+    forget_decisions();
     const auto gone = std::exchange(dispatcher_, nullptr);
   }
 
-  bool is_put() const { return dispatcher_ != nullptr; }
+  bool is_installed() const { return dispatcher_ != nullptr; }
 
   // Runs the call if the fast path handles it. Returns true if so: the stack then has its results.
-  bool serve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const auto dispatcher = dispatcher_;
-    if (dispatcher == nullptr || !dispatcher->is_own()) {
+    if (dispatcher == nullptr || !dispatcher->is_unmodified()) {
       return false;
     }
     const auto described = find(op, dispatcher->parts().dispatcher);
-    const auto status = serve(*dispatcher, described, stack);
+    const auto status = run(*dispatcher, described, stack);
     ++described->counts[static_cast<size_t>(status)];
-    const bool is_served = status == ServeStatus::kServed || status == ServeStatus::kFull;
-    if (auto* const trace = Recording::current(); trace != nullptr && !is_served) {
+    const bool is_handled = status == FastPathStatus::kHandled || status == FastPathStatus::kTableFull;
+    if (auto* const trace = Recording::current(); trace != nullptr && !is_handled) {
       trace->fail();
     }
-    return is_served;
+    return is_handled;
   }
 
   std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
     const auto dispatcher = dispatcher_;
-    if (dispatcher == nullptr || !dispatcher->is_own() || dispatcher->logs()) {
+    if (dispatcher == nullptr || !dispatcher->is_unmodified() || dispatcher->logs_decisions()) {
       return nullptr;
     }
     auto described = find(op, dispatcher->parts().dispatcher);
@@ -156,9 +157,9 @@ class Table {
     py::dict counts;
     for (const auto& [schema, described] : operators_) {
       py::dict of_one;
-      for (size_t status = 0; status < kServeStatuses.size(); ++status) {
+      for (size_t status = 0; status < kStatusNames.size(); ++status) {
         if (described->counts[status] != 0) {
-          of_one[kServeStatuses[status]] = described->counts[status];
+          of_one[kStatusNames[status]] = described->counts[status];
         }
       }
       if (!of_one.empty()) {
@@ -175,7 +176,7 @@ class Table {
   }
 
   // Forgets all decisions. Keeps descriptions, since they have the counts; calls in flight own theirs.
-  void forget() {
+  void forget_decisions() {
     for (const auto* const name : {"calls", "composites", "composite_gradients"}) {
       clear_table(find_table(name));
     }
@@ -187,61 +188,63 @@ class Table {
  private:
   using DescribedPtr = std::shared_ptr<DescribedOperator>;
 
-  // Runs the call. Returns kServed, or kFull if the call is new and the table has no room for it, or else why
-  // PyTorch has to run the call. A call without room is decided each time: PyTorch would remember it forever,
-  // in an unbounded table.
-  ServeStatus serve(const Dispatcher& dispatcher, const DescribedPtr& described, torch::jit::Stack& stack) {
-    if (described->results == DescribedOperator::Results::kNotServed) {
-      return ServeStatus::kKind;
+  // Runs the call. Returns kHandled, or kTableFull if the call is new and the table has no room for it, or
+  // else why PyTorch has to run the call. A call without room is decided each time: PyTorch would remember it
+  // forever, in an unbounded table.
+  FastPathStatus run(const DispatcherSnapshot& dispatcher, const DescribedPtr& described,
+                     torch::jit::Stack& stack) {
+    if (described->result_kind == DescribedOperator::ResultKind::kUnsupported) {
+      return FastPathStatus::kOperatorKind;
     }
     if (dispatcher.has_handler(*described)) {
-      return ServeStatus::kHandler;
+      return FastPathStatus::kCustomHandler;
     }
     if (described->writes && PySet_GET_SIZE(dispatcher.parts().copies.ptr()) != 0) {
-      return ServeStatus::kWrite;
+      return FastPathStatus::kWrite;
     }
-    if (dispatcher.logs()) {
-      return ServeStatus::kWatched;
+    if (dispatcher.logs_decisions()) {
+      return FastPathStatus::kObserved;
     }
     Call call;
-    if (const auto status = read_call(described, stack, call); status != ServeStatus::kServed) {
+    if (const auto status = read_call(described, stack, call); status != FastPathStatus::kHandled) {
       return status;
     }
     auto* const trace = Recording::current();
-    CallPlanPtr served;
+    CallPlanPtr plan;
     bool is_full = false;
     if (const auto* const known = calls_.find(call.key)) {
-      served = *known;
+      plan = *known;
     } else {
       is_full = trace == nullptr && !calls_.admits();
-      served = learn(dispatcher.parts(), call, stack);
+      plan = plan_call(dispatcher.parts(), call, stack);
       if (!is_full) {
-        calls_.insert(call.key, served);
+        calls_.insert(call.key, plan);
       }
     }
-    if (served == nullptr) {
-      return ServeStatus::kDecision;
+    if (plan == nullptr) {
+      return FastPathStatus::kDecision;
     }
     if (trace != nullptr) {
-      trace->before(call, served, stack);
+      trace->record_call(call, plan, stack);
     }
-    const auto status = served->run(call, dispatcher.parts().draw, stack);
-    if (trace != nullptr && status == ServeStatus::kServed) {
-      trace->after(stack);
+    const auto status = plan->run(call, dispatcher.parts().draw, stack);
+    if (trace != nullptr && status == FastPathStatus::kHandled) {
+      trace->record_results(stack);
     }
-    return status == ServeStatus::kServed && is_full ? ServeStatus::kFull : status;
+    return status == FastPathStatus::kHandled && is_full ? FastPathStatus::kTableFull : status;
   }
 
   // Decides a new call. Returns null if PyTorch has to run it, or to raise the decision's error: it then
   // queries the propagator again. If the operator has no result for these shapes, raises PyTorch's error
   // here.
-  static CallPlanPtr learn(const NativeOperators& parts, const Call& call, const torch::jit::Stack& stack) {
+  static CallPlanPtr plan_call(const NativeOperators& parts, const Call& call,
+                               const torch::jit::Stack& stack) {
     std::optional<DecidedCall> decided;
     try {
       decided = decide_call(parts, call, stack);
       if (decided && !decided->error) {
-        auto served = CallPlan::make(call, stack, *decided);
-        return served ? std::make_shared<const CallPlan>(*std::move(served)) : nullptr;
+        auto plan = CallPlan::make(call, stack, *decided);
+        return plan ? std::make_shared<const CallPlan>(*std::move(plan)) : nullptr;
       }
     } catch (const py::error_already_set&) {
     } catch (const c10::Error&) {
@@ -272,14 +275,14 @@ class Table {
     return described;
   }
 
-  std::shared_ptr<Dispatcher> dispatcher_;
+  std::shared_ptr<DispatcherSnapshot> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
   Cache<CallKey, CallPlanPtr> calls_{find_table("calls")};  // null for a decision that PyTorch carries out
 };
 
-Table& table() {
-  static auto* const table = new Table;  // NOLINT: outlives Python
-  return *table;
+FastPath& fast_path() {
+  static auto* const fast_path = new FastPath;  // NOLINT: outlives Python
+  return *fast_path;
 }
 
 // Returns true for a DTensor that was made outside of inference mode.
@@ -314,7 +317,7 @@ class OutsideInferenceMode {
   c10::impl::ExcludeDispatchKeyGuard as_in_fallback_{kBeforePython};
 };
 
-class ServingInterpreter final : public compat::ForwardingInterpreter {
+class FastPathInterpreter final : public compat::ForwardingInterpreter {
  public:
   // Detaches what autograd saves for the backward pass. Autograd calls this without the dispatcher.
   c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl* self) const override {
@@ -324,7 +327,7 @@ class ServingInterpreter final : public compat::ForwardingInterpreter {
       stack.emplace_back(at::Tensor(at::TensorBase(
           c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::unsafe_reclaim_from_nonowning(
               const_cast<c10::TensorImpl*>(self)))));
-      if (serves(detach_operator(), stack)) {
+      if (run_fast_path(detach_operator(), stack)) {
         return stack.back().toTensor().getIntrusivePtr();
       }
     }
@@ -333,39 +336,40 @@ class ServingInterpreter final : public compat::ForwardingInterpreter {
 
   void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const override {
     if (has_active_layers()) {
-      leave_to_pytorch(op, stack);
+      fall_back_to_pytorch(op, stack);
       return;
     }
     std::optional<OutsideInferenceMode> outside;
-    if (c10::InferenceMode::is_enabled() && table().is_put() && views_normal_dtensor(op, *stack)) {
+    if (c10::InferenceMode::is_enabled() && fast_path().is_installed() && views_normal_dtensor(op, *stack)) {
       outside.emplace();
     }
-    if (!serves(op, *stack)) {
-      leave_to_pytorch(op, stack);
+    if (!run_fast_path(op, *stack)) {
+      fall_back_to_pytorch(op, stack);
     }
   }
 
  private:
-  void leave_to_pytorch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
-    table().is_put() ? dispatch_naming_plain_tensors(*base(), op, stack) : base()->dispatch(op, stack);
+  void fall_back_to_pytorch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+    fast_path().is_installed() ? dispatch_naming_plain_tensors(*base(), op, stack)
+                               : base()->dispatch(op, stack);
   }
 
-  static bool serves(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  static bool run_fast_path(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const py::gil_scoped_acquire gil;
-    return table().serve(op, stack);
+    return fast_path().run(op, stack);
   }
 };
 
 // Returns the interpreter, which is never destroyed: threads may be running in it.
-ServingInterpreter& interpreter() {
-  static auto* const interpreter = new ServingInterpreter;  // NOLINT
+FastPathInterpreter& interpreter() {
+  static auto* const interpreter = new FastPathInterpreter;  // NOLINT
   return *interpreter;
 }
 
 }  // namespace
 
 void install_native_operators(NativeOperators parts) {
-  table().put(std::move(parts));
+  fast_path().install(std::move(parts));
   auto& current = getPyInterpreter()->vtable_;
   if (current != &interpreter() && interpreter().base() == nullptr) {
     interpreter().set_base(current);
@@ -383,19 +387,19 @@ void remove_native_operators() {
     current = interpreter().base();
   }
   remove_composites();
-  table().take();
+  fast_path().remove();
 }
 
 std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
-  return table().supported_operator(op);
+  return fast_path().supported_operator(op);
 }
 
-bool serves_operators() { return table().is_put(); }
+bool has_native_operators() { return fast_path().is_installed(); }
 
-py::dict operator_counts() { return table().counts(); }
+py::dict operator_counts() { return fast_path().counts(); }
 
-void forget_operator_counts() { table().forget_counts(); }
+void forget_operator_counts() { fast_path().forget_counts(); }
 
-void forget_call_plans() { table().forget(); }
+void forget_call_plans() { fast_path().forget_decisions(); }
 
 }  // namespace funcol::python

@@ -33,9 +33,10 @@ struct NativeOperators {
   py::object decide;  // decide(op, args, kwargs) -> OutputSharding, or the error of wrong shapes
   py::object draw;    // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
   py::object
-      own_handler;    // the handler that PyTorch's path uses for operators that the fast path runs itself
-  py::object is_own;  // is_own() -> whether the dispatcher's methods are PyTorch's or funcol's, after changes
-  py::object ask;     // ask(op, args, kwargs, index) -> the rule of a call, for UpstreamRules
+      default_handler;  // the handler that PyTorch's path uses for operators that the fast path runs itself
+  py::object is_unmodified;  // is_unmodified() -> whether the dispatcher's methods are PyTorch's or funcol's,
+                             // after changes
+  py::object query_rule;     // query_rule(op, args, kwargs, index) -> the rule of a call, for UpstreamRules
   ShardingEngine* engine = nullptr;  // the propagator's
   UpstreamRules* rules = nullptr;    // the propagator's; null if Python decides all calls
 };
@@ -43,7 +44,7 @@ struct NativeOperators {
 // Runs DTensor operators in C++ until remove_native_operators(). A second call replaces the first.
 void install_native_operators(NativeOperators parts);
 void remove_native_operators();
-bool serves_operators();
+bool has_native_operators();
 
 // Returns the description of an operator whose calls may take the fast path; null while the program has
 // replaced parts of the dispatcher, logs decisions, or has a handler for the operator.

@@ -44,16 +44,16 @@ struct PlainTensors {
   std::vector<std::string> written;
 };
 
-bool holds_dtensor(const at::Tensor& tensor) {
+bool is_dtensor_instance(const at::Tensor& tensor) {
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   return PyType_IsSubtype(Py_TYPE(object.ptr()), dtensor_type()) != 0;
 }
 
 bool is_plain_tensor(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.sym_numel() != 1 && !holds_dtensor(tensor);
+  return tensor.defined() && tensor.sym_numel() != 1 && !is_dtensor_instance(tensor);
 }
 
-std::string described(const std::string& name, const at::Tensor& tensor) {
+std::string argument_text(const std::string& name, const at::Tensor& tensor) {
   std::ostringstream text;
   text << "`" << name << "`, of shape " << tensor.sym_sizes();
   return text.str();
@@ -66,12 +66,13 @@ PlainTensors plain_tensors(const c10::FunctionSchema& schema, const torch::jit::
     const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     auto& names = is_written ? found.written : found.read;
     if (arguments[i].isTensor() && is_plain_tensor(arguments[i].toTensor())) {
-      names.push_back(described(argument.name(), arguments[i].toTensor()));
+      names.push_back(argument_text(argument.name(), arguments[i].toTensor()));
     } else if (arguments[i].isList()) {
       const auto elements = arguments[i].toListRef();
       for (size_t k = 0; k < elements.size(); ++k) {
         if (elements[k].isTensor() && is_plain_tensor(elements[k].toTensor())) {
-          names.push_back(described(argument.name() + "[" + std::to_string(k) + "]", elements[k].toTensor()));
+          names.push_back(
+              argument_text(argument.name() + "[" + std::to_string(k) + "]", elements[k].toTensor()));
         }
       }
     }
@@ -79,7 +80,7 @@ PlainTensors plain_tensors(const c10::FunctionSchema& schema, const torch::jit::
   return found;
 }
 
-std::string named(const std::vector<std::string>& names) {
+std::string plain_tensors_text(const std::vector<std::string>& names) {
   std::string text;
   for (size_t i = 0; i < names.size() && i < kMostNamed; ++i) {
     text += (i == 0 ? "" : ", and ") + names[i];
@@ -91,7 +92,7 @@ std::string named(const std::vector<std::string>& names) {
 }
 
 // Raises the error that names the plain tensors. Returns if there are none.
-void raise_naming(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+void raise_naming_plain_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto plain = plain_tensors(op.schema(), arguments);
   const auto& first = plain.written.empty() ? plain.read : plain.written;
   if (first.empty()) {
@@ -100,7 +101,7 @@ void raise_naming(const c10::OperatorHandle& op, const torch::jit::Stack& argume
   const bool is_one = first.size() == 1;
   const std::string name = py::str(torch::detail::getTorchApiFunction(op));
   TORCH_CHECK(
-      false, "funcol: ", name, ": got mixed torch.Tensor and DTensor: ", named(first),
+      false, "funcol: ", name, ": got mixed torch.Tensor and DTensor: ", plain_tensors_text(first),
       plain.written.empty() ? ""
       : is_one              ? ", and the operator writes to it"
                             : ", and the operator writes to them",
@@ -116,7 +117,7 @@ void raise_naming(const c10::OperatorHandle& op, const torch::jit::Stack& argume
 // Returns the mesh of the first DTensor; null if there is none.
 py::object mesh_of(const torch::jit::Stack& arguments) {
   for (const auto& one : arguments) {
-    if (one.isTensor() && one.toTensor().defined() && holds_dtensor(one.toTensor())) {
+    if (one.isTensor() && one.toTensor().defined() && is_dtensor_instance(one.toTensor())) {
       const auto dtensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(one.toTensor()));
       return attribute<"mesh">(spec_of(dtensor.ptr()));
     }
@@ -132,7 +133,7 @@ bool call_with_replicated(const c10::OperatorHandle& op, torch::jit::Stack argum
   const auto mesh = at::get_dtensor_allow_implicit_replication() ? mesh_of(arguments) : py::object();
   bool is_found = false;
   const auto replicated = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || holds_dtensor(tensor)) {
+    if (!tensor.defined() || is_dtensor_instance(tensor)) {
       return tensor;
     }
     is_found = true;
@@ -207,7 +208,7 @@ void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, 
   if (text.find(kNoMesh) != std::string::npos && call_with_replicated(op, arguments, stack)) {
     return;
   }
-  raise_naming(op, arguments);
+  raise_naming_plain_tensors(op, arguments);
   std::rethrow_exception(refusal);
 }
 

@@ -18,10 +18,10 @@
 namespace funcol::python {
 namespace {
 
-class RedistributeGradient final : public Gradient {
+class RedistributeBackward final : public BackwardFunction {
  public:
   // Redistributes the gradient to `spec`: sends it as `sent_dtype`, and returns it as `result_dtype`.
-  RedistributeGradient(py::object spec, at::ScalarType sent_dtype, at::ScalarType result_dtype,
+  RedistributeBackward(py::object spec, at::ScalarType sent_dtype, at::ScalarType result_dtype,
                        RedistributionOptions options)
       : spec_(std::move(spec)),
         sent_dtype_(sent_dtype),
@@ -29,9 +29,9 @@ class RedistributeGradient final : public Gradient {
         options_(std::move(options)) {}
   const char* name() const override { return "funcol::redistribute"; }
 
-  py::object of(const py::object& gradient) const override {
+  py::object apply(const py::object& gradient) const override {
     if (is_dtensor(gradient)) {
-      const auto wanted = plain_spec(*spec_);
+      const auto wanted = plain_spec(spec_);
       const auto held = plain_spec(attribute<"_spec">(gradient));
       if (wanted.has_value() && held.has_value()) {
         // A gradient that is already reduced stays reduced.
@@ -46,19 +46,19 @@ class RedistributeGradient final : public Gradient {
         }
       }
     }
-    return callback("gradient_of_redistribute")(gradient, *spec_, to_python(sent_dtype_),
+    return callback("gradient_of_redistribute")(gradient, spec_, to_python(sent_dtype_),
                                                 to_python(result_dtype_), options_.async_op, options_.model,
                                                 options_.max_bytes);
   }
 
   // Leaves out models and bounds on memory, which choose among plans of equal results.
   std::vector<uint64_t> key() const override {
-    return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
+    return {hash_word(spec_), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
             options_.async_op ? 1U : 0U};
   }
 
  private:
-  Held spec_;
+  py::object spec_;
   at::ScalarType sent_dtype_;
   at::ScalarType result_dtype_;
   RedistributionOptions options_;
@@ -67,29 +67,24 @@ class RedistributeGradient final : public Gradient {
 // Returns `local` redistributed: sent as `sent_dtype`, and returned as `result_dtype`.
 at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
                at::ScalarType result_dtype, bool async_op) {
-  at::Tensor moved;
-  {
-    const WithoutGil no_gil;
-    const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
-    moved = execution.run(sent, async_op);
-    if (sent_dtype != result_dtype) {
-      moved = moved.to(result_dtype);
-    }
-  }
-  return moved;
+  const WithoutGil no_gil;
+  const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
+  const auto received = execution.run(sent, async_op);
+  return sent_dtype == result_dtype ? received : received.to(result_dtype);
 }
 
-// A redistributed local tensor, and the spec of its new DTensor, without its mesh; null if the tensor stays
-// as it is.
-struct Moved {
+// A redistributed local tensor, and the spec of its new DTensor, without its mesh; null if the tensor
+// does not change.
+struct RedistributedLocal {
   at::Tensor local;
   py::object spec;
 };
 
 // Redistributes `local`. Returns nullopt, with nothing done, if C++ does not support the redistribution.
 // Moves members out of `source`.
-std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& source,
-                          const RedistributionTarget& target, const RedistributionOptions& options) {
+std::optional<RedistributedLocal> try_redistribute(const at::Tensor& local, py::handle spec,
+                                                   PlainSpec& source, const RedistributionTarget& target,
+                                                   const RedistributionOptions& options) {
   auto wanted = plain_placements(target.placements, source.placements.size(), source.num_dims());
   if (!wanted.has_value()) {
     return std::nullopt;
@@ -104,7 +99,7 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
       is_any_order || (order.is_none() ? is_default(source.order) : order.is(source.objects.order));
   if (keeps_order && *wanted == source.placements && sent_dtype == local.scalar_type() &&
       result_dtype == local.scalar_type() && spec_dtype == source.dtype) {
-    return Moved{local, {}};
+    return RedistributedLocal{local, {}};
   }
   const TransferKey key{source.known->id,
                         {std::move(source.placements), std::move(source.order)},
@@ -121,7 +116,8 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
   if (!execution.fits(local)) {
     return std::nullopt;
   }
-  return Moved{run(execution, local, sent_dtype, result_dtype, options.async_op), std::move(found.spec)};
+  return RedistributedLocal{run(execution, local, sent_dtype, result_dtype, options.async_op),
+                            std::move(found.spec)};
 }
 
 }  // namespace
@@ -138,15 +134,16 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
     return {};
   }
   const Geometry geometry(source->shape, source->stride);
-  auto moved = move(local, spec, *source, target, options);
-  if (!moved.has_value()) {
+  auto redistributed = try_redistribute(local, spec, *source, target, options);
+  if (!redistributed.has_value()) {
     return {};
   }
-  const auto new_spec = moved->spec ? copy_onto(moved->spec, source->objects.mesh) : copy_spec(spec);
-  auto result = to_python(make_dtensor(std::move(moved->local), new_spec, geometry));
+  const auto new_spec =
+      redistributed->spec ? copy_onto(redistributed->spec, source->objects.mesh) : copy_spec(spec);
+  auto result = to_python(make_dtensor(std::move(redistributed->local), new_spec, geometry));
   const auto& tensor = THPVariable_Unpack(dtensor.ptr());
   if (is_recorded(tensor)) {
-    record<RedistributeGradient>(tensor, result, spec, target.gradient_dtype.value_or(local.scalar_type()),
+    record<RedistributeBackward>(tensor, result, spec, target.gradient_dtype.value_or(local.scalar_type()),
                                  local.scalar_type(), options);
   }
   return result;
@@ -155,8 +152,8 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
 std::optional<at::Tensor> redistributed_local(const at::Tensor& local, py::handle spec,
                                               const RedistributionTarget& target) {
   auto source = plain_spec(spec);
-  auto moved = source.has_value() ? move(local, spec, *source, target, {}) : std::nullopt;
-  return moved.has_value() ? std::optional(std::move(moved->local)) : std::nullopt;
+  auto redistributed = source.has_value() ? try_redistribute(local, spec, *source, target, {}) : std::nullopt;
+  return redistributed.has_value() ? std::optional(std::move(redistributed->local)) : std::nullopt;
 }
 
 }  // namespace funcol::python

@@ -11,18 +11,18 @@ namespace {
 // Multiplies strides that are at least the stride of a cut dim by the number of shards, as PyTorch does.
 std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Placement>& placements,
                                    const Mesh& mesh) {
-  auto whole = stride.vec();
+  auto full = stride.vec();
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (placements[axis].is_shard()) {
-      const auto of_dim = whole[placements[axis].dim];
-      for (size_t dim = 0; dim < whole.size(); ++dim) {
-        if (static_cast<int64_t>(dim) != placements[axis].dim && whole[dim] >= of_dim) {
-          whole[dim] *= mesh.sizes[axis];
+      const auto of_dim = full[placements[axis].dim];
+      for (size_t dim = 0; dim < full.size(); ++dim) {
+        if (static_cast<int64_t>(dim) != placements[axis].dim && full[dim] >= of_dim) {
+          full[dim] *= mesh.sizes[axis];
         }
       }
     }
   }
-  return whole;
+  return full;
 }
 
 }  // namespace
@@ -40,20 +40,20 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, at::IntArr
   return strides;
 }
 
-std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,
-                                     const std::vector<int64_t>& shape, const Mesh& mesh) {
+std::vector<int64_t> full_strides(const at::Tensor& local, const std::vector<Placement>& placements,
+                                  const std::vector<int64_t>& shape, const Mesh& mesh) {
   const auto stride = local.strides();
   if (!local.is_contiguous() && !local.is_non_overlapping_and_dense()) {
     return spread_stride(stride, placements, mesh);
   }
-  auto whole = local.is_contiguous() ? contiguous_strides(shape) : dense_strides(shape, stride);
+  auto full = local.is_contiguous() ? contiguous_strides(shape) : dense_strides(shape, stride);
   if (std::ranges::find(shape, 1) != shape.end()) {
     const auto spread = spread_stride(stride, placements, mesh);
     for (size_t dim = 0; dim < shape.size(); ++dim) {
-      whole[dim] = shape[dim] == 1 ? spread[dim] : whole[dim];
+      full[dim] = shape[dim] == 1 ? spread[dim] : full[dim];
     }
   }
-  return whole;
+  return full;
 }
 
 }  // namespace funcol::python

@@ -18,7 +18,7 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, at::IntArr
 // `local`. Dims of size 1 get the strides that PyTorch gives them.
 //
 // Worked case: a transposed local (3, 4) with stride (1, 3), S(0) on 2 ranks, shape (5, 4): (1, 5).
-std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,
-                                     const std::vector<int64_t>& shape, const Mesh& mesh);
+std::vector<int64_t> full_strides(const at::Tensor& local, const std::vector<Placement>& placements,
+                                  const std::vector<int64_t>& shape, const Mesh& mesh);
 
 }  // namespace funcol::python

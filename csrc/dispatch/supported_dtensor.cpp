@@ -13,22 +13,22 @@ namespace funcol::python {
 
 bool is_dtensor(py::handle object) { return Py_TYPE(object.ptr()) == dtensor_type(); }
 
-bool is_unwatched(py::handle tensor) {
+bool is_unobserved(py::handle tensor) {
   return !is_observed() && !THPVariable_Unpack(tensor.ptr())._fw_grad(/*level=*/0).defined();
 }
 
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims) {
   auto placements = known_placements(sequence, num_axes, num_dims);
-  const auto is_served = [num_dims](const Placement& placement) {
+  const auto is_supported = [num_dims](const Placement& placement) {
     return !placement.is_strided() &&
            (!placement.is_shard() || (placement.dim >= 0 && placement.dim < num_dims));
   };
-  return placements.has_value() && std::ranges::all_of(*placements, is_served) ? placements : std::nullopt;
+  return placements.has_value() && std::ranges::all_of(*placements, is_supported) ? placements : std::nullopt;
 }
 
 at::Tensor plain_local(py::handle dtensor) {
-  auto* const local = is_dtensor(dtensor) && is_unwatched(dtensor) ? local_of(dtensor.ptr()) : nullptr;
+  auto* const local = is_dtensor(dtensor) && is_unobserved(dtensor) ? local_of(dtensor.ptr()) : nullptr;
   const auto* const tensor = local == nullptr ? nullptr : plain_tensor(local);
   return tensor == nullptr ? at::Tensor() : *tensor;
 }

@@ -23,7 +23,7 @@ namespace funcol::python {
 bool is_dtensor(py::handle object);
 
 // Returns true if no mode or transform is active, and `tensor` takes no part in forward differentiation.
-bool is_unwatched(py::handle tensor);
+bool is_unobserved(py::handle tensor);
 
 // Returns the values of a tuple or list of `num_axes` placements of a tensor with `num_dims` dims, with dims
 // counted from 0. Returns nullopt for other lengths, and if C++ does not support one of the placements.
@@ -49,12 +49,12 @@ struct PlainSpec {
 // Returns the values of `spec`. Returns nullopt if C++ does not support DTensors of this spec.
 std::optional<PlainSpec> plain_spec(py::handle spec);
 
-// Returns `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.
-template <typename IsWhole>
-py::object with_replicate(const py::object& placements, size_t num_axes, const IsWhole& is_whole) {
+// Returns `placements`, of `num_axes` axes, with Replicate on the axes for which `is_replicated(axis)` holds.
+template <typename IsReplicated>
+py::object with_replicate(const py::object& placements, size_t num_axes, const IsReplicated& is_replicated) {
   py::object changed;
   for (size_t axis = 0; axis < num_axes; ++axis) {
-    if (is_whole(axis)) {
+    if (is_replicated(axis)) {
       if (!changed) {
         changed = py::list(placements);
       }

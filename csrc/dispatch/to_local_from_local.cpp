@@ -50,25 +50,25 @@ py::object as_tuple(py::handle sequence) {
                             : py::object(py::tuple(py::reinterpret_borrow<py::object>(sequence)));
 }
 
-class FromLocalGradient final : public Gradient {
+class FromLocalBackward final : public BackwardFunction {
  public:
-  explicit FromLocalGradient(py::object grad_placements) : placements_(std::move(grad_placements)) {}
+  explicit FromLocalBackward(py::object grad_placements) : placements_(std::move(grad_placements)) {}
   const char* name() const override { return "funcol::from_local"; }
 
-  py::object of(const py::object& gradient) const override {
+  py::object apply(const py::object& gradient) const override {
     if (is_dtensor(gradient) && !observes_redistribution()) {
-      if (const auto moved = redistribute(gradient, {*placements_})) {
-        if (auto local = to_local(moved, py::none())) {
+      if (const auto redistributed = redistribute(gradient, {placements_})) {
+        if (auto local = to_local(redistributed, py::none())) {
           return local;
         }
       }
     }
-    return callback("gradient_of_from_local")(gradient, *placements_);
+    return callback("gradient_of_from_local")(gradient, placements_);
   }
-  std::vector<uint64_t> key() const override { return {placements_.hash()}; }
+  std::vector<uint64_t> key() const override { return {hash_word(placements_)}; }
 
  private:
-  Held placements_;
+  py::object placements_;
 };
 
 // Returns a DTensor of `local`. Gradients get `grad_placements`, or the default ones if it is null.
@@ -82,39 +82,39 @@ py::object wrap_local(const at::Tensor& local, py::handle device_mesh,
     if (!grad_placements) {
       grad_placements = gradient_placements(attribute<"placements">(spec), placements);
     }
-    record<FromLocalGradient>(local, dtensor, std::move(grad_placements));
+    record<FromLocalBackward>(local, dtensor, std::move(grad_placements));
   }
   return dtensor;
 }
 
-class ToLocalGradient final : public Gradient {
+class ToLocalBackward final : public BackwardFunction {
  public:
-  ToLocalGradient(py::object spec, py::object grad_placements)
+  ToLocalBackward(py::object spec, py::object grad_placements)
       : spec_(std::move(spec)), placements_(std::move(grad_placements)) {}
   const char* name() const override { return "funcol::to_local"; }
 
-  py::object of(const py::object& gradient) const override {
-    const auto whole = plain_spec(*spec_);
-    if (whole.has_value() && is_default(whole->order) && plain_tensor(gradient.ptr()) != nullptr &&
-        is_unwatched(gradient)) {
+  py::object apply(const py::object& gradient) const override {
+    const auto spec = plain_spec(spec_);
+    if (spec.has_value() && is_default(spec->order) && plain_tensor(gradient.ptr()) != nullptr &&
+        is_unobserved(gradient)) {
       const auto& local = THPVariable_Unpack(gradient.ptr());
-      const auto objects = (*placements_).is_none()
-                               ? gradient_placements(whole->objects.placements, whole->placements)
-                               : *placements_;
-      const auto placements = plain_placements(objects, whole->placements.size(), whole->num_dims());
-      if (placements.has_value() && local.dim() == whole->num_dims()) {
-        TensorMeta meta{whole->shape, stride_of_whole(local, *placements, whole->shape, whole->known->mesh),
+      const auto objects = placements_.is_none()
+                               ? gradient_placements(spec->objects.placements, spec->placements)
+                               : placements_;
+      const auto placements = plain_placements(objects, spec->placements.size(), spec->num_dims());
+      if (placements.has_value() && local.dim() == spec->num_dims()) {
+        TensorMeta meta{spec->shape, full_strides(local, *placements, spec->shape, spec->known->mesh),
                         dtype_of(local)};
-        return wrap_local(local, whole->objects.mesh, *placements, std::move(meta));
+        return wrap_local(local, spec->objects.mesh, *placements, std::move(meta));
       }
     }
-    return callback("gradient_of_to_local")(gradient, *spec_, *placements_);
+    return callback("gradient_of_to_local")(gradient, spec_, placements_);
   }
-  std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
+  std::vector<uint64_t> key() const override { return {hash_word(spec_), hash_word(placements_)}; }
 
  private:
-  Held spec_;
-  Held placements_;
+  py::object spec_;
+  py::object placements_;
 };
 
 // Returns true if nn.Parameter has marked the tensor as a parameter, as it marks instances of subclasses.
@@ -139,7 +139,7 @@ py::object to_local(py::handle dtensor, py::handle grad_placements) {
     result = fresh_view(local);
     const auto& tensor = THPVariable_Unpack(dtensor.ptr());
     if (is_recorded(tensor)) {
-      record<ToLocalGradient>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
+      record<ToLocalBackward>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
     }
   }
   if (is_parameter(dtensor) && !is_parameter(result)) {
@@ -153,7 +153,7 @@ py::object to_local(py::handle dtensor, py::handle grad_placements) {
 
 py::object from_local(py::handle local, py::handle device_mesh, py::handle placements, py::handle shape,
                       py::handle stride, py::handle grad_placements) {
-  if (plain_tensor(local.ptr()) == nullptr || !is_unwatched(local)) {
+  if (plain_tensor(local.ptr()) == nullptr || !is_unobserved(local)) {
     return {};
   }
   const auto& tensor = THPVariable_Unpack(local.ptr());
@@ -197,7 +197,7 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
         meta.shape[(*values)[axis].dim] *= known.mesh.sizes[axis];
       }
     }
-    meta.stride = stride_of_whole(tensor, *values, meta.shape, known.mesh);
+    meta.stride = full_strides(tensor, *values, meta.shape, known.mesh);
   }
   return wrap_local(tensor, device_mesh, *values, std::move(meta),
                     grad_placements.is_none() ? py::object() : as_tuple(grad_placements));
@@ -213,15 +213,15 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   const RedistributionTarget target{
       with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })};
   if (is_recorded(THPVariable_Unpack(dtensor.ptr()))) {
-    const auto whole = redistribute(dtensor, target);
-    return whole ? to_local(whole, grad_placements) : py::object();
+    const auto full = redistribute(dtensor, target);
+    return full ? to_local(full, grad_placements) : py::object();
   }
-  auto whole = redistributed_local(local, spec, target);
-  if (!whole.has_value()) {
+  auto full = redistributed_local(local, spec, target);
+  if (!full.has_value()) {
     return {};
   }
-  const bool is_view = at::GradMode::is_enabled() || whole->is_same(local);
-  return is_view ? fresh_view(*whole) : to_python(*std::move(whole));
+  const bool is_view = at::GradMode::is_enabled() || full->is_same(local);
+  return is_view ? fresh_view(*full) : to_python(*std::move(full));
 }
 
 }  // namespace funcol::python

@@ -18,7 +18,7 @@ thread_local Trace* the_trace = nullptr;
 
 }  // namespace
 
-bool Program::takes(at::ArrayRef<at::Tensor> locals) const {
+bool LocalProgram::can_run(at::ArrayRef<at::Tensor> locals) const {
   return !moves_tensors() ||
          (!observes_redistribution() &&
           std::ranges::all_of(input_sizes_,
@@ -26,7 +26,7 @@ bool Program::takes(at::ArrayRef<at::Tensor> locals) const {
           std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); }));
 }
 
-Program::Locals Program::run(Locals values) const {
+LocalProgram::Locals LocalProgram::run(Locals values) const {
   const WithoutGil no_gil;
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   torch::jit::Stack stack;
@@ -60,7 +60,7 @@ Program::Locals Program::run(Locals values) const {
   return outputs;
 }
 
-at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
+at::Tensor LocalProgram::wrap(size_t i, at::Tensor local, py::handle mesh) const {
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   return make_dtensor(std::move(local), specs_[i]->on(mesh), specs_[i]->geometry);
 }
@@ -68,22 +68,22 @@ at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
 void Trace::add_value(const at::Tensor& tensor, Value value) {
   tensors_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                       tensor.storage().getWeakStorageImpl()});
-  known_.push_back(std::move(value));
+  values_.push_back(std::move(value));
 }
 
 void Trace::add_input(const at::Tensor& tensor) {
   add_value(tensor, {nullptr, local_of(tensor).sizes().vec()});
 }
 
-void Trace::before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack) {
+void Trace::record_call(const Call& call, const CallPlanPtr& plan, const torch::jit::Stack& stack) {
   if (has_failed_) {
     return;
   }
   const auto& op = *call.op;
-  if (op.results != DescribedOperator::Results::kNew || op.draws || op.writes) {
+  if (op.result_kind != DescribedOperator::ResultKind::kNew || op.draws || op.writes) {
     return fail();
   }
-  Step step{op.handle, served, call.arguments(stack).vec()};
+  Step step{op.handle, plan, call.arguments(stack).vec()};
   for (const auto& one : call.tensors) {
     if (one.index >= 0) {
       return fail();
@@ -104,7 +104,7 @@ void Trace::before(const Call& call, const CallPlanPtr& served, const torch::jit
   steps_.push_back(std::move(step));
 }
 
-void Trace::after(const torch::jit::Stack& stack) {
+void Trace::record_results(const torch::jit::Stack& stack) {
   if (has_failed_) {
     return;
   }
@@ -120,12 +120,12 @@ void Trace::after(const torch::jit::Stack& stack) {
       step.results.push_back(kNoValue);
       continue;
     }
-    step.results.push_back(static_cast<ValueId>(known_.size()));
+    step.results.push_back(static_cast<ValueId>(values_.size()));
     add_value(results[i].toTensor(), {specs[0], {}});
   }
 }
 
-bool Trace::begins_as(const Trace& other) const {
+bool Trace::starts_with(const Trace& other) const {
   return steps_.size() >= other.steps_.size() &&
          std::equal(
              other.steps_.begin(), other.steps_.end(), steps_.begin(),
@@ -144,7 +144,7 @@ bool Trace::is_view(ValueId value, size_t end) const {
                      [&](const auto& other) { return tensors_[value].storage == other.storage; });
 }
 
-void Program::add(const Trace::Step& step, uint64_t last) {
+void LocalProgram::add(const Trace::Step& step, uint64_t last) {
   const auto& call = *step.call;
   steps_.push_back({step.op, static_cast<uint16_t>(step.arguments.size()),
                     static_cast<uint16_t>(step.operands.size()), static_cast<uint16_t>(call.moves().size()),
@@ -163,14 +163,14 @@ void Program::add(const Trace::Step& step, uint64_t last) {
   results_.insert(results_.end(), step.results.begin(), step.results.end());
 }
 
-ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
+LocalProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   if (has_failed_) {
     return nullptr;
   }
-  const auto program = destroyed_with_gil(std::make_unique<Program>());
-  std::vector<bool> is_read(known_.size());
+  const auto program = destroyed_with_gil(std::make_unique<LocalProgram>());
+  std::vector<bool> is_read(values_.size());
   for (const auto output : outputs) {
-    const auto spec = output == kNoValue ? nullptr : known_[output].spec;
+    const auto spec = output == kNoValue ? nullptr : values_[output].spec;
     if (output != kNoValue && spec == nullptr) {
       return nullptr;
     }
@@ -180,7 +180,7 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
       is_read[output] = true;
     }
   }
-  std::vector<bool> is_computed(known_.size());
+  std::vector<bool> is_computed(values_.size());
   // Steps, each with a bit for each operand that no later step reads.
   std::vector<std::pair<const Step*, uint64_t>> needed;
   for (size_t i = steps_.size(); i-- > begin;) {
@@ -206,19 +206,19 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   for (const auto& [step, last] : needed) {
     program->add(*step, last);
   }
-  program->num_values_ = known_.size();
-  for (ValueId value = 0; value < known_.size(); ++value) {
+  program->num_values_ = values_.size();
+  for (ValueId value = 0; value < values_.size(); ++value) {
     if (is_read[value] && !is_computed[value]) {
       program->inputs_.push_back(value);
-      if (program->moves_tensors() && known_[value].spec == nullptr) {
-        program->input_sizes_.emplace_back(value, known_[value].local_sizes);
+      if (program->moves_tensors() && values_[value].spec == nullptr) {
+        program->input_sizes_.emplace_back(value, values_[value].local_sizes);
       }
     }
   }
   return program;
 }
 
-size_t Program::heap_bytes() const {
+size_t LocalProgram::heap_bytes() const {
   constexpr size_t kArgumentBytes = sizeof(c10::IValue) + 2 * kBlockBytes;  // with the lists among them
   return steps_.capacity() * sizeof(Step) + arguments_.capacity() * kArgumentBytes +
          operands_.capacity() * sizeof(Operand) + moves_.capacity() * sizeof(Move) +
@@ -229,7 +229,7 @@ size_t Program::heap_bytes() const {
 
 size_t Trace::heap_bytes() const {
   constexpr size_t kStepBytes = sizeof(Step) + 4 * kBlockBytes;
-  size_t bytes = steps_.capacity() * kStepBytes + known_.capacity() * (sizeof(Value) + kBlockBytes);
+  size_t bytes = steps_.capacity() * kStepBytes + values_.capacity() * (sizeof(Value) + kBlockBytes);
   for (const auto& step : steps_) {
     bytes += step.arguments.capacity() * sizeof(c10::IValue) + step.operands.capacity() * 3 * sizeof(ValueId);
   }

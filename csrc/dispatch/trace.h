@@ -31,8 +31,8 @@ inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
 using CallPlanPtr = std::shared_ptr<const CallPlan>;
 
-class Program;
-using ProgramPtr = std::shared_ptr<const Program>;
+class LocalProgram;
+using LocalProgramPtr = std::shared_ptr<const LocalProgram>;
 
 // A record of this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
 class Trace {
@@ -41,16 +41,16 @@ class Trace {
   void add_input(const at::Tensor& tensor);
 
   // Records a call before it runs, and its results afterwards.
-  void before(const Call& call, const CallPlanPtr& served, const torch::jit::Stack& stack);
-  void after(const torch::jit::Stack& stack);
+  void record_call(const Call& call, const CallPlanPtr& plan, const torch::jit::Stack& stack);
+  void record_results(const torch::jit::Stack& stack);
   // Marks the trace as failed: something ran that a trace cannot hold.
   void fail() { has_failed_ = true; }
 
   bool has_failed() const { return has_failed_; }
   size_t num_steps() const { return steps_.size(); }
-  size_t num_values() const { return known_.size(); }
+  size_t num_values() const { return values_.size(); }
   // Returns true if this trace begins with the operators of `other`.
-  bool begins_as(const Trace& other) const;
+  bool starts_with(const Trace& other) const;
 
   // Returns the number of a recorded tensor; kNoValue for others.
   ValueId value_of(const at::Tensor& tensor) const;
@@ -66,10 +66,10 @@ class Trace {
 
   // Returns the steps from number `begin` on that compute `outputs`, and all steps in which other ranks take
   // part. Returns null if a trace or a program cannot hold that: an output is an input.
-  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
+  LocalProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
 
  private:
-  friend class Program;
+  friend class LocalProgram;
 
   struct Step {
     c10::OperatorHandle op;
@@ -92,19 +92,19 @@ class Trace {
   void add_value(const at::Tensor& tensor, Value value);
 
   std::vector<Step> steps_;
-  std::vector<Value> known_;
+  std::vector<Value> values_;
   std::vector<Identity> tensors_;
   bool has_failed_ = false;
 };
 
-class Program {
+class LocalProgram {
  public:
   using Locals = c10::SmallVector<at::Tensor, 8>;
 
   // Returns true if run() may take these local tensors, indexed by their values' numbers. If tensors move,
   // inputs must have the sizes of the traced ones, groups must exist, and no PyTorch context may observe
   // redistributions. Needs the GIL.
-  bool takes(at::ArrayRef<at::Tensor> locals) const;
+  bool can_run(at::ArrayRef<at::Tensor> locals) const;
 
   // Returns the local outputs. Runs below autograd, and releases the GIL meanwhile.
   Locals run(Locals locals) const;
@@ -155,6 +155,8 @@ class Program {
   std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
   size_t num_values_ = 0;
 };
+
+// A scope in which this thread's operators on DTensors are recorded in a trace.
 class Recording {
  public:
   explicit Recording(Trace& trace);

@@ -202,12 +202,12 @@ namespace {
 
 // Does setattr(module, name, param). Skips nn.Module.__setattr__, which would do the same; calls a module's
 // own setter.
-void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
+void set_on_module(PyObject* module, PyObject* name, PyObject* param) {
   auto* const setter_name = interned<"__setattr__">();
   const auto dict = checked(PyObject_GenericGetDict(module, nullptr));
   auto* const params = PyDict_GetItemWithError(dict.ptr(), interned<"_parameters">());
   const bool is_plain = params != nullptr && PyDict_GetItemWithError(dict.ptr(), setter_name) == nullptr &&
-                        _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().set_attribute;
+                        _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().module_setattr;
   const auto failed =
       is_plain ? PyObject_SetItem(params, name, param) : PyObject_SetAttr(module, name, param);
   if (failed != 0) {
@@ -216,17 +216,17 @@ void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
 }
 
 // Sets the parameter on every module that shares it.
-void put_on_modules(const Fields& fsdp_param, const py::object& param) {
+void set_on_modules(const Fields& fsdp_param, const py::object& param) {
   const auto info_object = fsdp_param.get<"_module_info">();
   const Fields info(info_object.ptr());
-  put_on_module(info.get<"module">().ptr(), info.get<"param_name">().ptr(), param.ptr());
+  set_on_module(info.get<"module">().ptr(), info.get<"param_name">().ptr(), param.ptr());
   const auto modules = info.get<"shared_modules">();
   if (PyList_Size(modules.ptr()) == 0) {
     return;
   }
   const auto names = info.get<"shared_param_names">();
   for (Py_ssize_t i = 0; i < std::min(PyList_Size(modules.ptr()), PyList_Size(names.ptr())); ++i) {
-    put_on_module(checked(PySequence_GetItem(modules.ptr(), i)).ptr(),
+    set_on_module(checked(PySequence_GetItem(modules.ptr(), i)).ptr(),
                   checked(PySequence_GetItem(names.ptr(), i)).ptr(), param.ptr());
   }
 }
@@ -245,7 +245,7 @@ void to_sharded(const Group& group) {
     return;
   }
   for (const auto& param : group.params) {
-    put_on_modules(param, param.get<"sharded_param">());
+    set_on_modules(param, param.get<"sharded_param">());
     const auto keeps_storage = param.find<"keep_unsharded_storage">();
     if (!keeps_storage || !param.is_true<"keep_unsharded_storage">()) {
       free_storages(param.get<"all_gather_outputs">());
@@ -266,7 +266,7 @@ void to_unsharded(const Group& group) {
     if (THPVariable_Unpack(unsharded.ptr()).requires_grad() != needs_gradient) {
       unsharded.attr("requires_grad_")(needs_gradient);
     }
-    put_on_modules(param, unsharded);
+    set_on_modules(param, unsharded);
     if (param.is<"sharded_state">(known.sharded_post_forward.ptr())) {
       param.set<"_sharded_post_forward_param">(Py_None);
       param.set<"_sharded_post_forward_param_data">(Py_None);
@@ -277,7 +277,7 @@ void to_unsharded(const Group& group) {
 }
 
 py::object fsdp_shards(py::handle fsdp_params) {
-  const auto params = params_to_serve(fsdp_params, "foreach_all_gather");
+  const auto params = fast_path_params(fsdp_params, "foreach_all_gather");
   const auto found = params ? find_shards(*params) : std::nullopt;
   if (!found) {
     return {};
@@ -287,16 +287,13 @@ py::object fsdp_shards(py::handle fsdp_params) {
 }
 
 py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank) {
-  Params params;
-  for (const auto param : fsdp_params) {
-    params.emplace_back(param.ptr());
-  }
-  return to_python(copy_in(find_shards(params).value(), THPVariable_Unpack(output.ptr()), rank));
+  const auto shards = find_shards(param_fields(fsdp_params)).value();
+  return to_python(copy_in(shards, THPVariable_Unpack(output.ptr()), rank));
 }
 
 py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
                          py::handle lengths, int64_t num_ranks) {
-  const auto params = params_to_serve(fsdp_params, "_default_all_gather_output_fn");
+  const auto params = fast_path_params(fsdp_params, "_default_all_gather_output_fn");
   const auto* const buffer = dense_tensor(gathered_buffer);
   if (!params || buffer == nullptr) {
     return {};
@@ -311,7 +308,7 @@ py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py:
 }
 
 py::object fsdp_to_sharded(py::handle fsdp_group) {
-  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._to_sharded");
+  const auto group = fast_path_group(fsdp_group, "FSDPParamGroup._to_sharded");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -320,7 +317,7 @@ py::object fsdp_to_sharded(py::handle fsdp_group) {
 }
 
 py::object fsdp_to_unsharded(py::handle fsdp_group) {
-  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._to_unsharded");
+  const auto group = fast_path_group(fsdp_group, "FSDPParamGroup._to_unsharded");
   if (!group) {
     return {};
   }

@@ -2,11 +2,10 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/as_strided.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <numeric>
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
@@ -193,7 +192,7 @@ void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tenso
   }
 }
 
-bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks) {
+bool try_copy_gradients_in(const py::list& gradients, py::handle buffer, int64_t num_ranks) {
   const auto* const tensor = plain_tensor(buffer.ptr());
   const auto plain = tensor != nullptr && is_small_on_cpu(*tensor)
                          ? plain_gradients(gradients, tensor->scalar_type(), num_ranks)
@@ -212,22 +211,11 @@ bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks) {
   return true;
 }
 
-bool accumulates(const Params& params) {
+bool gradients_are_dtensors(const Params& params) {
   return std::ranges::all_of(params, [](const Fields& param) {
     const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
     return !sum.defined() || Py_TYPE(to_python(sum).ptr()) == dtensor_type();
   });
-}
-
-py::object gradient_type(const Params& params) {
-  if (params.empty() || !accumulates(params)) {
-    return {};
-  }
-  auto type = params.front().get<"sharded_grad_dtype">();
-  const bool is_common = std::ranges::all_of(params, [&](const Fields& param) {
-    return param.is<"sharded_grad_dtype">(type.ptr()) && param.is<"offload_to_cpu">(Py_False);
-  });
-  return is_common ? type : py::object();
 }
 
 namespace {
@@ -280,11 +268,11 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   const auto& sum = THPVariable_Unpack(param.ptr()).grad();
   if (!sum.defined()) {
     const auto& shard = THPVariable_Unpack(local.ptr());
-    const auto& whole = THPVariable_Unpack(param.ptr());
+    const auto& sharded = THPVariable_Unpack(param.ptr());
     const auto spec = gradient_spec(fsdp_param, shard);
-    const auto gradient =
-        spec ? to_python(make_dtensor(shard, spec, {whole.sizes(), whole.strides()}, shard.requires_grad()))
-             : fsdp_param.object().attr("to_sharded_dtensor")(local);
+    const auto gradient = spec ? to_python(make_dtensor(shard, spec, {sharded.sizes(), sharded.strides()},
+                                                        shard.requires_grad()))
+                               : fsdp_param.object().attr("to_sharded_dtensor")(local);
     set_gradient(param, gradient);
   } else {
     const auto total = to_python(sum);
@@ -323,14 +311,14 @@ void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::s
 }
 
 py::object fsdp_take_gradients(py::handle fsdp_group) {
-  const auto group = group_to_serve(fsdp_group, "FSDPParamGroup._take_unsharded_grads_to_reduce");
+  const auto group = fast_path_group(fsdp_group, "FSDPParamGroup._take_unsharded_grads_to_reduce");
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
 }
 
 py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
   const auto size_type = imported<"torch", "Size">();
-  const auto params = params_to_serve(fsdp_params, "_default_reduce_scatter_input_fn");
+  const auto params = fast_path_params(fsdp_params, "_default_reduce_scatter_input_fn");
   if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
       PyList_GET_SIZE(gradients.ptr()) != static_cast<Py_ssize_t>(params->size())) {
     return {};
@@ -351,14 +339,22 @@ py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64
 }
 
 py::object fsdp_gradient_type(py::handle fsdp_params) {
-  const auto params = params_to_serve(fsdp_params, "_cast_and_view_sharded_grads");
-  return params ? gradient_type(*params) : py::object();
+  const auto params = fast_path_params(fsdp_params, "_cast_and_view_sharded_grads");
+  if (!params || params->empty() || !gradients_are_dtensors(*params)) {
+    return {};
+  }
+  auto type = params->front().get<"sharded_grad_dtype">();
+  const bool is_common = std::ranges::all_of(*params, [&](const Fields& param) {
+    return param.is<"sharded_grad_dtype">(type.ptr()) && param.is<"offload_to_cpu">(Py_False);
+  });
+  return is_common ? type : py::object();
 }
 
 py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) {
   const auto* const local = plain_tensor(local_object.ptr());
-  const auto& methods = methods_passed_by("FSDPParam.to_sharded_dtensor").of_param;
-  const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param, methods) : std::nullopt;
+  const auto& methods = bypassed_methods("FSDPParam.to_sharded_dtensor").of_param;
+  const auto param =
+      fast_path_is_enabled() ? find_unmodified(fsdp_param.ptr(), fully_shard().param, methods) : std::nullopt;
   if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
     return {};
   }
@@ -368,21 +364,18 @@ py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) 
 
 py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks) {
   const auto padded = checked(PySequence_Fast(sizes.ptr(), "padded sizes"));
-  Params params;
   std::vector<int64_t> lengths;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fsdp_params.ptr()); ++i) {
-    params.emplace_back(PyList_GET_ITEM(fsdp_params.ptr(), i));
     const auto sizes = to_ints(PySequence_Fast_GET_ITEM(padded.ptr(), i));
-    lengths.push_back(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) /
-                      num_ranks);
+    lengths.push_back(c10::multiply_integers(sizes) / num_ranks);
   }
-  accumulate(THPVariable_Unpack(buffer.ptr()), params, lengths);
+  accumulate(THPVariable_Unpack(buffer.ptr()), param_fields(fsdp_params), lengths);
   return py::none();
 }
 
 py::object fsdp_reduce_copy_in(py::handle gradients, py::handle buffer, int64_t num_ranks) {
-  const bool is_done = can_serve() && PyList_CheckExact(gradients.ptr()) &&
-                       lay_out(py::reinterpret_borrow<py::list>(gradients), buffer, num_ranks);
+  const bool is_done = fast_path_is_enabled() && PyList_CheckExact(gradients.ptr()) &&
+                       try_copy_gradients_in(py::reinterpret_borrow<py::list>(gradients), buffer, num_ranks);
   return is_done ? py::none() : py::object();
 }
 

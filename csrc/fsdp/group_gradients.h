@@ -44,17 +44,13 @@ std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients
 void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer, int64_t num_ranks);
 
 // Copies gradients into `buffer` by copy_gradients_in(). Returns false, with nothing done, if it cannot.
-bool lay_out(const py::list& gradients, py::handle buffer, int64_t num_ranks);
+bool try_copy_gradients_in(const py::list& gradients, py::handle buffer, int64_t num_ranks);
 
 // Returns the number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
 int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
 
-// Returns the dtype of the parameters' sharded gradients, or None if they have that of the reduction. Returns
-// null if the dtypes differ, a parameter is offloaded, or accumulates() is false.
-py::object gradient_type(const Params& params);
-
-// Returns false if a parameter has a gradient that is not a DTensor.
-bool accumulates(const Params& params);
+// Returns true if the sharded gradients that the parameters have are DTensors.
+bool gradients_are_dtensors(const Params& params);
 
 // Returns the dtype of the reduction if the group has none: the dtype in which the gradients accumulate.
 // Returns null if they have several.
@@ -74,7 +70,9 @@ py::object fsdp_take_gradients(py::handle fsdp_group);
 // Returns the sizes of a list of gradients, with dim 0 padded to a multiple of the number of ranks.
 py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
 
-// Runs gradient_type() on a list of FSDPParams.
+// Returns the dtype of the sharded gradients of a list of FSDPParams, or None if they have that of the
+// reduction. Returns null if the dtypes differ, a parameter is offloaded, or gradients_are_dtensors() is
+// false.
 py::object fsdp_gradient_type(py::handle fsdp_params);
 
 // Returns the DTensor of a parameter's sharded gradient.
@@ -83,7 +81,7 @@ py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object);
 // Runs accumulate() with the `sizes` of fsdp_padded_sizes(). Returns None.
 py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
 
-// Runs lay_out(). Returns None.
+// Runs try_copy_gradients_in(). Returns None.
 py::object fsdp_reduce_copy_in(py::handle gradients, py::handle buffer, int64_t num_ranks);
 
 }  // namespace funcol::python

@@ -48,9 +48,9 @@ struct Gather {
 
 // Returns the gather of `group`; returns nullopt if the group is of an uncommon kind.
 std::optional<Gather> find_gather(const Fields& group) {
-  const auto params = usual_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
+  const auto params = unmodified_params(group.find<"fsdp_params">().ptr(), "FSDPParamGroup.unshard");
   const auto mesh_info = mesh_to_gather_over(group);
-  if (!params || !is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+  if (!params || !is_sharded_mesh(mesh_info)) {
     return std::nullopt;
   }
   auto process_group = attribute<"shard_process_group">(mesh_info);
@@ -90,7 +90,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object event;
   {
     const ContextGuard entered(streams.context(stream));
-    if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
+    if (is_async.is(py::handle(Py_False)) && comm.can_run_own(process_group, output)) {
       comm.run_own("all_gather_into_tensor", process_group, output, sent, [](auto& of, auto& to, auto& from) {
         c10d::AllgatherOptions options;
         options.asyncOp = false;
@@ -109,8 +109,8 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
 }
 
 // Replaces FSDPParamGroup.unshard. Returns false, with nothing done, if PyTorch's function has to run.
-// `serves` means that serves_groups() is known to be true.
-bool unshard(py::handle object, py::handle is_async, bool serves = false) {
+// `is_enabled` means that group_fast_path_is_enabled() is known to be true.
+bool unshard(py::handle object, py::handle is_async, bool is_enabled = false) {
   const auto& known = fully_shard();
   if (Py_TYPE(object.ptr()) != known.group) {
     return false;
@@ -122,11 +122,11 @@ bool unshard(py::handle object, py::handle is_async, bool serves = false) {
   }
   if (group_moment() > 0) {
     const auto mesh_info = mesh_to_gather_over(fields);
-    if (is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+    if (is_sharded_mesh(mesh_info)) {
       check_is_current(mesh_info, group_object(attribute<"shard_process_group">(mesh_info).ptr()));
     }
   }
-  if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
+  if (!(is_enabled || group_fast_path_is_enabled()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
     return false;
   }
   const auto gather = find_gather(fields);
@@ -178,7 +178,7 @@ void order_after_copies(const Streams& streams, const py::object& comm_context, 
 }
 
 // Replaces FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
-bool wait_for_unshard(py::handle object, bool serves = false) {
+bool wait_for_unshard(py::handle object, bool is_enabled = false) {
   if (Py_TYPE(object.ptr()) != fully_shard().group) {
     return false;
   }
@@ -187,10 +187,11 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
   if (result.is_none()) {
     return true;
   }
-  const auto group =
-      serves || serves_groups() ? usual_group(object.ptr(), "FSDPParamGroup.wait_for_unshard") : std::nullopt;
+  const auto group = is_enabled || group_fast_path_is_enabled()
+                         ? unmodified_group(object.ptr(), "FSDPParamGroup.wait_for_unshard")
+                         : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
-  if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
+  if (!group || !is_sharded_mesh(mesh_info) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
     return false;
   }
@@ -229,16 +230,16 @@ bool wait_for_unshard(py::handle object, bool serves = false) {
   return true;
 }
 
-// Calls unshard(), or PyTorch's method if C++ cannot do its work. serves_groups() must be true, as for
-// wait_now().
-void unshard_now(const Fields& group) {
-  if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
+// Calls unshard(), or PyTorch's method if C++ cannot do its work. group_fast_path_is_enabled() must be true,
+// as for wait_or_fall_back().
+void unshard_or_fall_back(const Fields& group) {
+  if (!unshard(group.object(), group.get<"unshard_async_op">(), /*is_enabled=*/true)) {
     call_method<"unshard">(group.object(), group.get<"unshard_async_op">());
   }
 }
 
-void wait_now(const Fields& group) {
-  if (!wait_for_unshard(group.object(), /*serves=*/true)) {
+void wait_or_fall_back(const Fields& group) {
+  if (!wait_for_unshard(group.object(), /*is_enabled=*/true)) {
     call_method<"wait_for_unshard">(group.object());
   }
 }
@@ -263,8 +264,8 @@ void prefetch(const Fields& group) {
   const auto state = target.get<"_training_state">();
   set_state(target, training_state<"PRE_BACKWARD">());
   try {
-    if (usual_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
-      unshard_now(target);
+    if (unmodified_group_fields(before.ptr(), "FSDPParamGroup.pre_backward")) {
+      unshard_or_fall_back(target);
     } else {
       call_method<"unshard">(before, target.get<"unshard_async_op">());
     }
@@ -278,21 +279,19 @@ void prefetch(const Fields& group) {
 }  // namespace
 
 py::object fsdp_pre_forward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_forward") : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group_fields>(fsdp_group, "FSDPParamGroup.pre_forward");
   if (!group) {
     return {};
   }
   const bool is_first = !is_in_state<"FORWARD">(*group);
   set_state(*group, training_state<"FORWARD">());
-  unshard_now(*group);
-  wait_now(*group);
+  unshard_or_fall_back(*group);
+  wait_or_fall_back(*group);
   return py::bool_(is_first);
 }
 
 py::object fsdp_post_forward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_forward") : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group>(fsdp_group, "FSDPParamGroup.post_forward");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -316,8 +315,7 @@ py::object fsdp_post_forward(py::handle fsdp_group) {
 }
 
 py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
-  const auto group =
-      serves_groups() ? usual_group_fields(fsdp_group.ptr(), "FSDPParamGroup.pre_backward") : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group_fields>(fsdp_group, "FSDPParamGroup.pre_backward");
   if (!group) {
     return {};
   }
@@ -325,8 +323,8 @@ py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
     return py::none();
   }
   set_state(*group, training_state<"PRE_BACKWARD">());
-  unshard_now(*group);
-  wait_now(*group);
+  unshard_or_fall_back(*group);
+  wait_or_fall_back(*group);
   set_gradient_types(*group, /*deferred=*/true);
   if (PyObject_IsTrue(prefetches.ptr()) == 1) {
     prefetch(*group);

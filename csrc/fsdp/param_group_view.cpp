@@ -10,7 +10,7 @@
 
 namespace funcol::python {
 
-bool FullyShard::Member::is_there() const {
+bool FullyShard::Member::is_unchanged() const {
   auto* const now = PyType_Check(owner) ? _PyType_Lookup(reinterpret_cast<PyTypeObject*>(owner), name)
                                         : PyDict_GetItemWithError(owner, name);
   return now == value;
@@ -32,12 +32,12 @@ FullyShard::Members::Members(std::vector<Member> members) : members_(std::move(m
   }
 }
 
-bool FullyShard::Members::are_there() {
+bool FullyShard::Members::are_unchanged() {
   const bool are_as_before = std::ranges::all_of(owners_, [](const Owner& owner) {
     return owner.version != 0 && owner.version == version_of_owner(owner.object);
   });
   if (!are_as_before) {
-    all_are_ = std::ranges::all_of(members_, &Member::is_there);
+    all_are_ = std::ranges::all_of(members_, &Member::is_unchanged);
     for (auto& owner : owners_) {
       owner.version = version_of_owner(owner.object);
     }
@@ -50,9 +50,10 @@ FullyShard& fully_shard() {
   return *known;
 }
 
-bool can_serve() { return !is_observed() && fully_shard().passed_by.are_there(); }
+bool fast_path_is_enabled() { return !is_observed() && fully_shard().bypassed.are_unchanged(); }
 
-std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods) {
+std::optional<Fields> find_unmodified(PyObject* object, const PyTypeObject* type,
+                                      const FullyShard::Names& methods) {
   if (Py_TYPE(object) != type) {
     return std::nullopt;
   }
@@ -62,15 +63,23 @@ std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const Fu
   return has_own ? std::nullopt : std::optional(std::move(fields));
 }
 
-std::optional<Params> usual_params(PyObject* list, Replaced function) {
+Params param_fields(py::handle list) {
+  Params params;
+  for (const auto param : list) {
+    params.emplace_back(param.ptr());
+  }
+  return params;
+}
+
+std::optional<Params> unmodified_params(PyObject* list, ReplacedFunction function) {
   if (list == nullptr || !PyList_CheckExact(list)) {
     return std::nullopt;
   }
-  const auto& methods = methods_passed_by(function).of_param;
+  const auto& methods = bypassed_methods(function).of_param;
   Params params;
   params.reserve(PyList_GET_SIZE(list));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    auto param = usual(PyList_GET_ITEM(list, i), fully_shard().param, methods);
+    auto param = find_unmodified(PyList_GET_ITEM(list, i), fully_shard().param, methods);
     if (!param) {
       return std::nullopt;
     }
@@ -79,22 +88,22 @@ std::optional<Params> usual_params(PyObject* list, Replaced function) {
   return params;
 }
 
-std::optional<Fields> usual_group_fields(PyObject* object, Replaced function) {
-  return usual(object, fully_shard().group, methods_passed_by(function).of_group);
+std::optional<Fields> unmodified_group_fields(PyObject* object, ReplacedFunction function) {
+  return find_unmodified(object, fully_shard().group, bypassed_methods(function).of_group);
 }
 
-std::optional<Group> usual_group(PyObject* object, Replaced function) {
-  auto fields = usual_group_fields(object, function);
-  auto params = fields ? usual_params(fields->find<"fsdp_params">().ptr(), function) : std::nullopt;
+std::optional<Group> unmodified_group(PyObject* object, ReplacedFunction function) {
+  auto fields = unmodified_group_fields(object, function);
+  auto params = fields ? unmodified_params(fields->find<"fsdp_params">().ptr(), function) : std::nullopt;
   return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
 }
 
-std::optional<Params> params_to_serve(py::handle list, Replaced function) {
-  return can_serve() ? usual_params(list.ptr(), function) : std::nullopt;
+std::optional<Params> fast_path_params(py::handle list, ReplacedFunction function) {
+  return fast_path_is_enabled() ? unmodified_params(list.ptr(), function) : std::nullopt;
 }
 
-std::optional<Group> group_to_serve(py::handle object, Replaced function) {
-  return can_serve() ? usual_group(object.ptr(), function) : std::nullopt;
+std::optional<Group> fast_path_group(py::handle object, ReplacedFunction function) {
+  return fast_path_is_enabled() ? unmodified_group(object.ptr(), function) : std::nullopt;
 }
 
 int64_t to_int(PyObject* object) {

@@ -38,7 +38,7 @@ inline constexpr std::array kReplacedNames = {
     "FSDPParam.to_sharded_dtensor",
 };
 
-using Replaced = NameIn<kReplacedNames>;  // usual_group(object, "FSDPParamGroup.unshard")
+using ReplacedFunction = NameIn<kReplacedNames>;  // unmodified_group(object, "FSDPParamGroup.unshard")
 
 // FSDP2 as funcol found it. The references are never released.
 struct FullyShard {
@@ -48,7 +48,7 @@ struct FullyShard {
     PyObject* name;
     PyObject* value;
 
-    bool is_there() const;
+    bool is_unchanged() const;
   };
 
   // Values that are rarely replaced: after a change of one of their owners, all are looked up once.
@@ -56,7 +56,7 @@ struct FullyShard {
    public:
     Members() = default;
     explicit Members(std::vector<Member> members);
-    bool are_there();
+    bool are_unchanged();
 
    private:
     struct Owner {
@@ -83,8 +83,8 @@ struct FullyShard {
   py::handle unsharded;
   PyObject* alloc_storage = nullptr;
   PyObject* free_storage = nullptr;
-  PyObject* set_attribute = nullptr;  // torch.nn.Module.__setattr__
-  Members passed_by;
+  PyObject* module_setattr = nullptr;  // torch.nn.Module.__setattr__
+  Members bypassed;
   Members collectives;  // between a group's gather or reduction and its process group
   Members streams;      // substitutes for streams and events on the CPU, which has none
   std::array<Methods, kReplacedNames.size()> methods;
@@ -93,12 +93,12 @@ struct FullyShard {
 FullyShard& fully_shard();
 
 // Returns the methods that the replacement of `function` bypasses.
-inline const FullyShard::Methods& methods_passed_by(Replaced function) {
+inline const FullyShard::Methods& bypassed_methods(ReplacedFunction function) {
   return fully_shard().methods.at(function.index);
 }
 
 // Returns true if no mode or transform is active, and no program has replaced a function that C++ bypasses.
-bool can_serve();
+bool fast_path_is_enabled();
 
 // The __dict__ of one of FSDP2's objects. It has all attributes: FSDP2's classes have no setters.
 class Fields {
@@ -150,26 +150,30 @@ class Fields {
 
 // Returns the fields of an object of FSDP2's class `type` itself that has none of `methods` of its own, or
 // nullopt for other objects.
-std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods);
+std::optional<Fields> find_unmodified(PyObject* object, const PyTypeObject* type,
+                                      const FullyShard::Names& methods);
 
 using Params = std::vector<Fields>;
 
-// Returns a list of FSDPParams, all of them usual() for `function`, or nullopt for other lists.
-std::optional<Params> usual_params(PyObject* list, Replaced function);
+// Returns the fields of each FSDPParam of a list, unchecked.
+Params param_fields(py::handle list);
+
+// Returns the FSDPParams in a list, or nullopt unless find_unmodified() finds all for `function`.
+std::optional<Params> unmodified_params(PyObject* list, ReplacedFunction function);
 
 struct Group {
   Fields fields;
   Params params;
 };
 
-// Returns an FSDPParamGroup, or nullopt if it is not usual() for `function`. usual_group() also checks its
-// parameters.
-std::optional<Fields> usual_group_fields(PyObject* object, Replaced function);
-std::optional<Group> usual_group(PyObject* object, Replaced function);
+// Returns an FSDPParamGroup, or nullopt unless find_unmodified() finds it for `function`. unmodified_group()
+// also checks its parameters.
+std::optional<Fields> unmodified_group_fields(PyObject* object, ReplacedFunction function);
+std::optional<Group> unmodified_group(PyObject* object, ReplacedFunction function);
 
-// Returns the same while can_serve() holds, otherwise nullopt.
-std::optional<Params> params_to_serve(py::handle list, Replaced function);
-std::optional<Group> group_to_serve(py::handle object, Replaced function);
+// Return the same while fast_path_is_enabled(), otherwise nullopt.
+std::optional<Params> fast_path_params(py::handle list, ReplacedFunction function);
+std::optional<Group> fast_path_group(py::handle object, ReplacedFunction function);
 
 int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);

@@ -1,8 +1,8 @@
 // The reduction of a group's gradients after its backward pass: fsdp_post_backward() of fsdp/groups.h.
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,7 +36,7 @@ class Reduction {
         comm_(fields_.get<"_reduce_scatter_comm">(), imported<kCollectives, "DefaultReduceScatter">()) {}
 
   // Releases the inputs of earlier reductions, except for as many as FSDP2 keeps.
-  void recycle() const {
+  void release_earlier_inputs() const {
     const auto context = fields_.get<"comm_ctx">();
     const auto states = py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context));
     const auto num_kept = to_int(attribute<"reduce_scatter_max_input_buffers">(context).ptr());
@@ -83,9 +83,10 @@ class Reduction {
     for (const auto gradient : taken.tensors) {
       lengths.push_back(padded_length(THPVariable_Unpack(gradient.ptr()), num_ranks) / num_ranks);
     }
-    const auto length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    const auto length = c10::sum_integers(lengths);
     const auto input = comm_.allocate(length * num_ranks, dtype, device);
-    if (!lay_out(taken.tensors, input, num_ranks)) {  // any tensor, if a program's own comm has allocated it
+    // The input may be any tensor if a program's own comm has allocated it.
+    if (!try_copy_gradients_in(taken.tensors, input, num_ranks)) {
       imported<kCollectives, "foreach_reduce_scatter_copy_in">()(taken.tensors, input, num_ranks);
     }
     taken.tensors = py::list();
@@ -114,7 +115,7 @@ class Reduction {
       const ContextGuard entered(streams_.context(stream));
       divide(output, factors.after);
       record_consumer(output, current);
-      hand_out(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);
+      cast_and_accumulate(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);
       event = streams_.recorded_event(stream);
     }
     fields_.set<"_post_reduce_event">(event.ptr());
@@ -182,11 +183,11 @@ class Reduction {
   }
 
   // Starts a collective with `op` by `call`, (backend or process group, output, input, options) -> c10d Work,
-  // and waits for it. Returns false, with nothing done, unless comm_.starts_own().
+  // and waits for it. Returns false, with nothing done, unless comm_.can_run_own().
   template <typename Options, typename Call>
-  bool starts(const char* name, const ProcessGroup& group, const py::object& output, const py::object& input,
-              const py::object& op, const Call& call) const {
-    if (!comm_.starts_own(group.object, output)) {
+  bool try_run_own(const char* name, const ProcessGroup& group, const py::object& output,
+                   const py::object& input, const py::object& op, const Call& call) const {
+    if (!comm_.can_run_own(group.object, output)) {
       return false;
     }
     Options options;
@@ -202,10 +203,10 @@ class Reduction {
 
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
     const bool has_started =
-        starts<c10d::ReduceScatterOptions>("reduce_scatter_tensor", shards_, output, input, op,
-                                           [](auto& of, auto& to, auto& from, const auto& options) {
-                                             return compat::reduce_scatter_flat(of, to, from, options);
-                                           });
+        try_run_own<c10d::ReduceScatterOptions>("reduce_scatter_tensor", shards_, output, input, op,
+                                                [](auto& of, auto& to, auto& from, const auto& options) {
+                                                  return compat::reduce_scatter_flat(of, to, from, options);
+                                                });
     if (!has_started) {
       comm_.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = input,
                      py::arg("group") = shards_.object, py::arg("op") = op);
@@ -214,11 +215,11 @@ class Reduction {
 
   void all_reduce(const py::object& output, const py::object& op) const {
     const bool has_started =
-        starts<c10d::AllreduceOptions>("all_reduce", replicas_, output, output, op,
-                                       [](auto& of, auto& to, auto& /*from*/, const auto& options) {
-                                         std::vector<at::Tensor> tensors{to};
-                                         return of.allreduce(tensors, options);
-                                       });
+        try_run_own<c10d::AllreduceOptions>("all_reduce", replicas_, output, output, op,
+                                            [](auto& of, auto& to, auto& /*from*/, const auto& options) {
+                                              std::vector<at::Tensor> tensors{to};
+                                              return of.allreduce(tensors, options);
+                                            });
     if (!has_started) {
       py::module_::import("torch.distributed")
           .attr("all_reduce")(output, py::arg("group") = replicas_.object, py::arg("op") = op);
@@ -232,20 +233,20 @@ class Reduction {
   }
 
   // Neighboring parameters whose gradients have one dtype.
-  struct Run {
+  struct DtypeRun {
     std::span<const Fields> params;
     std::span<const int64_t> lengths;
     int64_t length = 0;  // of all
     at::ScalarType dtype;
   };
 
-  static std::vector<Run> runs_of(const Params& params, const std::vector<int64_t>& lengths,
-                                  at::ScalarType reduced) {
-    std::vector<Run> runs;
+  static std::vector<DtypeRun> runs_of(const Params& params, const std::vector<int64_t>& lengths,
+                                       at::ScalarType reduced) {
+    std::vector<DtypeRun> runs;
     for (size_t begin = 0; begin < params.size();) {
       const auto type = params[begin].get<"sharded_grad_dtype">();
       size_t end = begin;
-      Run run{.dtype = type.is_none() ? reduced : to_dtype(type)};
+      DtypeRun run{.dtype = type.is_none() ? reduced : to_dtype(type)};
       for (; end < params.size() && params[end].is<"sharded_grad_dtype">(type.ptr()); ++end) {
         run.length += lengths[end];
       }
@@ -260,12 +261,10 @@ class Reduction {
   // Casts and accumulates the reduced gradients, on `stream`.
   //
   // PyTorch counterpart: _cast_and_view_sharded_grads.
-  void hand_out(const py::list& params, const at::Tensor& output, const std::vector<int64_t>& lengths,
-                const py::object& consumer, const py::object& stream) const {
-    Params fields;
-    for (const auto param : params) {
-      fields.emplace_back(param.ptr());
-    }
+  void cast_and_accumulate(const py::list& params, const at::Tensor& output,
+                           const std::vector<int64_t>& lengths, const py::object& consumer,
+                           const py::object& stream) const {
+    const auto fields = param_fields(params);
     const auto runs = runs_of(fields, lengths, output.scalar_type());
     int64_t num_cast = 0;
     for (const auto& run : runs) {
@@ -294,7 +293,7 @@ class Reduction {
 };
 
 // Returns true if the group's gradients are reduced without hooks of the program, and all at once.
-bool reduces_as_usual(const Group& group) {
+bool has_default_reduction(const Group& group) {
   const auto& fields = group.fields;
   const auto modules = fields.get<"modules">();
   return fields.is<"_all_reduce_hook">(Py_None) && fields.is<"_all_reduce_hook_stream">(Py_None) &&
@@ -302,15 +301,15 @@ bool reduces_as_usual(const Group& group) {
          fields.is<"reduce_scatter_unused_params">(Py_False) &&
          fields.is<"_prepare_reduce_scatter_inputs">(
              imported<kCollectives, "_default_reduce_scatter_input_fn">().ptr()) &&
-         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) && accumulates(group.params) &&
-         std::ranges::all_of(group.params, is_cut_along_dim_0);
+         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) &&
+         gradients_are_dtensors(group.params) && std::ranges::all_of(group.params, is_cut_along_dim_0);
 }
 
 // Returns the process groups of the shards and of the replicas, null if there are none. Returns nullopt if
 // the group is of an uncommon kind.
 std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields& group) {
   const auto mesh_info = group.get<"mesh_info">();
-  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+  if (!is_sharded_mesh(mesh_info)) {
     return std::nullopt;
   }
   const auto known = [&](py::object object) {
@@ -326,7 +325,7 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
   if (!shards.c10d || shards.c10d->getSize() == 1) {
     return std::nullopt;
   }
-  if (is_sharded_mesh(mesh_info, /*or_replicated=*/false)) {
+  if (!has_replicas(mesh_info)) {
     return std::pair{shards, ProcessGroup{py::none(), nullptr}};
   }
   const auto replicas = known(attribute<"replicate_process_group">(mesh_info));
@@ -339,35 +338,29 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
 }  // namespace
 
 py::object fsdp_post_backward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups() ? usual_group(fsdp_group.ptr(), "FSDPParamGroup.post_backward") : std::nullopt;
+  const auto group = on_group_fast_path<unmodified_group>(fsdp_group, "FSDPParamGroup.post_backward");
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
-  if (group->fields.is<"reduce_grads">(Py_False)) {
-    set_state(group->fields, training_state<"POST_BACKWARD">());
-    group->fields.set<"_post_backward_pending">(Py_True);
-    set_gradient_types(group->fields, /*deferred=*/false);
-    if (group->fields.is_true<"reshard_after_backward">()) {
-      to_sharded(*group);
-    }
-    return py::none();
-  }
-  const auto groups = reduces_as_usual(*group) ? process_groups(group->fields) : std::nullopt;
-  if (!groups) {
+  const bool reduces = !group->fields.is<"reduce_grads">(Py_False);
+  const auto groups = reduces && has_default_reduction(*group) ? process_groups(group->fields) : std::nullopt;
+  if (reduces && !groups) {
     return {};
   }
 
   set_state(group->fields, training_state<"POST_BACKWARD">());
-  group->fields.set<"_post_backward_pending">(Py_False);
-  auto taken = take_gradients(*group);
-  TORCH_INTERNAL_ASSERT(taken);
+  group->fields.set<"_post_backward_pending">(reduces ? Py_False : Py_True);
+  auto taken = reduces ? take_gradients(*group) : std::nullopt;
   set_gradient_types(group->fields, /*deferred=*/false);
   if (group->fields.is_true<"reshard_after_backward">()) {
     to_sharded(*group);
   }
+  if (!reduces) {
+    return py::none();
+  }
+  TORCH_INTERNAL_ASSERT(taken);
   const Reduction reduction(*group, groups->first, groups->second);
-  reduction.recycle();
+  reduction.release_earlier_inputs();
   if (!taken->tensors.empty()) {
     reduction.run(*std::move(taken));
   }

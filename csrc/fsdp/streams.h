@@ -61,7 +61,7 @@ inline void set_state(const Fields& group, py::handle state) { group.set<"_train
 class Streams {
  public:
   explicit Streams(const Fields& group) : handle_(group.get<"device_handle">()) {
-    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && fully_shard().streams.are_there());
+    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && fully_shard().streams.are_unchanged());
   }
 
   explicit operator bool() const { return has_streams_; }
@@ -102,7 +102,7 @@ class Comm {
  public:
   Comm(py::object comm, py::handle own_type) : comm_(std::move(comm)) {
     const auto& pending = imported<"torch.distributed.distributed_c10d", "_world">();
-    is_own_ = py::type::handle_of(comm_).is(own_type) && fully_shard().collectives.are_there() &&
+    is_own_ = py::type::handle_of(comm_).is(own_type) && fully_shard().collectives.are_unchanged() &&
               PyObject_Size(attribute<"pg_coalesce_state">(pending).ptr()) == 0;
   }
 
@@ -142,7 +142,7 @@ class Comm {
     started.work->wait();
   }
 
-  bool starts_own(py::handle group, py::handle tensor) const {
+  bool can_run_own(py::handle group, py::handle tensor) const {
     return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex() &&
            !c10d::allow_inflight_collective_as_graph_input();
   }
@@ -154,12 +154,22 @@ class Comm {
   bool is_own_;
 };
 
-inline bool is_sharded_mesh(py::handle mesh_info, bool or_replicated) {
-  const auto type = py::type::handle_of(mesh_info);
-  return type.is(imported<kGroups, "FSDPMeshInfo">()) ||
-         (or_replicated && type.is(imported<kGroups, "HSDPMeshInfo">()));
+inline bool has_replicas(py::handle mesh_info) {
+  return py::type::handle_of(mesh_info).is(imported<kGroups, "HSDPMeshInfo">());
 }
 
-inline bool serves_groups() { return can_serve() && !at::hasCallbacks(); }
+inline bool is_sharded_mesh(py::handle mesh_info) {
+  return py::type::handle_of(mesh_info).is(imported<kGroups, "FSDPMeshInfo">()) || has_replicas(mesh_info);
+}
+
+// Returns true if fast_path_is_enabled() and no profiler is active: the methods of groups record ranges.
+inline bool group_fast_path_is_enabled() { return fast_path_is_enabled() && !at::hasCallbacks(); }
+
+// Returns `find(object, function)`, such as unmodified_group(), while group_fast_path_is_enabled(), otherwise
+// nullopt.
+template <auto find>
+auto on_group_fast_path(py::handle object, ReplacedFunction function) {
+  return group_fast_path_is_enabled() ? find(object.ptr(), function) : std::nullopt;
+}
 
 }  // namespace funcol::python

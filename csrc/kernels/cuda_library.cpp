@@ -8,9 +8,9 @@ namespace funcol::kernels {
 namespace {
 
 // Returns the path of libfuncol_cuda.so, beside the library or the program that contains this function.
-std::filesystem::path place_of_library() {
+std::filesystem::path library_path() {
   Dl_info here{};
-  dladdr(reinterpret_cast<const void*>(&place_of_library), &here);
+  dladdr(reinterpret_cast<const void*>(&library_path), &here);
   return std::filesystem::absolute(here.dli_fname).replace_filename("libfuncol_cuda.so");
 }
 
@@ -45,7 +45,7 @@ CudaLibrary load_cuda_library(const std::filesystem::path& file) {
 const CudaLibrary& cuda_library() {
   // Never destroyed: threads may use the library until the process ends.
   static const auto* const library =
-      new CudaLibrary(load_cuda_library(place_of_library()));  // NOLINT(cppcoreguidelines-owning-memory)
+      new CudaLibrary(load_cuda_library(library_path()));  // NOLINT(cppcoreguidelines-owning-memory)
   return *library;
 }
 

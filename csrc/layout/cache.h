@@ -42,7 +42,7 @@ class Cache final : public CacheBase {
   }
 
   // Removes `key` and returns its value. Returns nullopt if the cache lacks `key`.
-  std::optional<Value> take(const Key& key) {
+  std::optional<Value> extract(const Key& key) {
     const auto slot = find_slot(key, short_hash(key));
     if (slots_.empty() || slots_[slot].place == kFree) {
       return std::nullopt;
@@ -59,7 +59,7 @@ class Cache final : public CacheBase {
   }
 
   // Stores `value` if the cache admits `key`.
-  void put(Key key, Value value) {
+  void insert_if_admitted(Key key, Value value) {
     if (admits()) {
       insert(std::move(key), std::move(value));
     }
@@ -102,23 +102,16 @@ class Cache final : public CacheBase {
     return std::make_shared<Entries>(std::exchange(entries_, {}));
   }
 
-  // Removes the entries of keys for which `is_removed(key)` holds.
-  template <typename Predicate>
-  Removed remove_if(const Predicate& is_removed) {
+  Removed remove_mesh(uint64_t mesh_id) override {
     auto removed = std::make_shared<Entries>();
-    for (size_t place = entries_.size(); place-- > 0;) {
-      if (is_removed(entries_[place].key)) {
-        remove(place, *removed);
+    if constexpr (requires(const Key& key) { key.is_on(mesh_id); }) {
+      for (size_t place = entries_.size(); place-- > 0;) {
+        if (entries_[place].key.is_on(mesh_id)) {
+          remove(place, *removed);
+        }
       }
     }
     return removed;
-  }
-
-  Removed remove_mesh(uint64_t mesh_id) override {
-    if constexpr (requires(const Key& key) { key.is_on(mesh_id); }) {
-      return remove_if([&](const Key& key) { return key.is_on(mesh_id); });
-    }
-    return nullptr;
   }
 
   Removed make_room(size_t bytes) override {

@@ -113,9 +113,7 @@ ShardOrder default_shard_order(const std::vector<Placement>& placements) {
   ShardOrder order;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (placements[axis].is_shard()) {
-      const auto dim = static_cast<size_t>(placements[axis].dim);
-      order.resize(std::max(order.size(), dim + 1));
-      order[dim].push_back(static_cast<int64_t>(axis));
+      add_cut(order, placements[axis].dim, static_cast<int64_t>(axis));
     }
   }
   return order;
@@ -123,6 +121,11 @@ ShardOrder default_shard_order(const std::vector<Placement>& placements) {
 
 bool is_default(const ShardOrder& order) {
   return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
+}
+
+void add_cut(ShardOrder& order, int64_t dim, int64_t axis) {
+  order.resize(std::max(order.size(), static_cast<size_t>(dim) + 1));
+  order[dim].push_back(axis);
 }
 
 Layout make_layout(const std::string& caller, std::vector<Placement> placements, ShardOrder order,

@@ -32,6 +32,8 @@ struct Layout {
 // Returns the order in which mesh axes cut each dim from the first axis to the last.
 ShardOrder default_shard_order(const std::vector<Placement>& placements);
 bool is_default(const ShardOrder& order);
+// Appends `axis` to the axes that cut `dim`.
+void add_cut(ShardOrder& order, int64_t dim, int64_t axis);
 
 // Returns a checked layout, whose dims are counted from 0 and whose order names every sharding axis once. An
 // empty `order` means the default shard order. Throws std::invalid_argument, with a text that begins with

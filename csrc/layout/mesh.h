@@ -1,6 +1,7 @@
 // A mesh of ranks, with axis sizes and names: PyTorch's DeviceMesh without the rank numbers.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -52,9 +53,32 @@ struct Mesh {
     }
     return coordinate;
   }
+  // Returns the place of the rank at `coordinate`.
+  int64_t place(const Coordinate& coordinate) const {
+    int64_t place = 0;
+    for (size_t axis = 0; axis < sizes.size(); ++axis) {
+      place = place * sizes[axis] + coordinate[axis];
+    }
+    return place;
+  }
+
+  // Returns true if one process group has the ranks along `axes`, of which there is at least one.
+  bool has_group(AxisSet axes) const {
+    return funcol::num_axes(axes) == 1 || std::ranges::find(merged, axes) != merged.end();
+  }
 
   // Returns the name of the axis, or its number if the axes have no names.
   std::string name(int64_t axis) const { return names.empty() ? std::to_string(axis) : names[axis]; }
+  // Returns the names of `axes`, each in `quote`, with `separator` between them.
+  std::string names_of(AxisSet axes, const std::string& separator, const std::string& quote = "") const {
+    std::string text;
+    for (int64_t axis = 0; axis < num_axes(); ++axis) {
+      if (contains(axes, axis)) {
+        text += (text.empty() ? "" : separator) + quote + name(axis) + quote;
+      }
+    }
+    return text;
+  }
 
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };

@@ -7,19 +7,6 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-// Appends the indices at positions [begin, end) of `whole`.
-void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals& out) {
-  int64_t seen = 0;
-  for (const auto& interval : whole) {
-    const int64_t from = std::max<int64_t>(begin - seen, 0);
-    const int64_t to = std::min(end - seen, interval.size);
-    if (from < to) {
-      append(out, {interval.begin + from, to - from});
-    }
-    seen += interval.size;
-  }
-}
-
 // Returns the lengths of shares, among them the shortest, if each of `lengths` is cut for `num_ranks` ranks.
 std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
                                    int64_t split_factor) {
@@ -89,14 +76,26 @@ int64_t num_common(const Intervals& a, const Intervals& b) {
   return sum;
 }
 
-Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor) {
-  const int64_t size = num_indices(whole);
+void append_range(const Intervals& indices, int64_t begin, int64_t end, Intervals& out) {
+  int64_t seen = 0;
+  for (const auto& interval : indices) {
+    const int64_t from = std::max<int64_t>(begin - seen, 0);
+    const int64_t to = std::min(end - seen, interval.size);
+    if (from < to) {
+      append(out, {interval.begin + from, to - from});
+    }
+    seen += interval.size;
+  }
+}
+
+Intervals cut(const Intervals& indices, int64_t num_ranks, int64_t index, int64_t split_factor) {
+  const int64_t size = num_indices(indices);
   const int64_t piece = ceil_div(size, split_factor);
   Intervals out;
   for (int64_t begin = 0; begin < size; begin += piece) {
     const int64_t end = std::min(begin + piece, size);
     const int64_t chunk = ceil_div(end - begin, num_ranks);
-    append_range(whole, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end),
+    append_range(indices, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end),
                  out);
   }
   return out;
@@ -112,6 +111,15 @@ Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int
     held = cut(held, mesh.sizes[axis], coordinate[axis], layout.placements[axis].split_factor);
   }
   return held;
+}
+
+std::vector<Intervals> local_indices(const Layout& layout, const Mesh& mesh,
+                                     const std::vector<int64_t>& shape, const Coordinate& coordinate) {
+  std::vector<Intervals> indices(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    indices[dim] = local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate);
+  }
+  return indices;
 }
 
 std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,

@@ -20,13 +20,21 @@ std::map<std::string, Table>& all_tables() {
   return *tables;
 }
 
+// Calls remove(cache) for the caches of a table. Returns the removed entries.
 template <typename Remove>
-std::vector<CacheBase::Removed> remove_from_all(const Remove& remove) {
+std::vector<CacheBase::Removed> remove_from(const Table& table, const Remove& remove) {
   std::vector<CacheBase::Removed> removed;
-  for (auto& [name, table] : all_tables()) {
-    for (auto* const cache : table.caches) {
-      removed.push_back(remove(*cache));
-    }
+  for (auto* const cache : table.caches) {
+    removed.push_back(remove(*cache));
+  }
+  return removed;
+}
+
+template <typename Remove>
+std::vector<std::vector<CacheBase::Removed>> remove_from_all(const Remove& remove) {
+  std::vector<std::vector<CacheBase::Removed>> removed;
+  for (const auto& [name, table] : all_tables()) {
+    removed.push_back(remove_from(table, remove));
   }
   return removed;
 }
@@ -54,19 +62,11 @@ std::map<std::string, size_t> table_sizes() {
 
 void set_table_limit(Table& table, size_t bytes) {
   table.limit = bytes;
-  std::vector<CacheBase::Removed> removed;
-  removed.reserve(table.caches.size());
-  for (auto* const cache : table.caches) {
-    removed.push_back(cache->make_room(0));
-  }
+  const auto removed = remove_from(table, [](CacheBase& cache) { return cache.make_room(0); });
 }
 
 void clear_table(Table& table) {
-  std::vector<CacheBase::Removed> removed;
-  removed.reserve(table.caches.size());
-  for (auto* const cache : table.caches) {
-    removed.push_back(cache->remove_all());
-  }
+  const auto removed = remove_from(table, [](CacheBase& cache) { return cache.remove_all(); });
 }
 
 void clear_tables() {

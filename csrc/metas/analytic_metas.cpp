@@ -7,7 +7,7 @@
 #include "metas/output_metas.h"
 
 namespace funcol {
-namespace known {
+namespace analytic {
 namespace {
 
 using Outputs = std::vector<std::optional<TensorMeta>>;
@@ -171,7 +171,7 @@ std::optional<Outputs> truth(const OpCall& call) {
 }
 
 // Returns an output with the metadata of `self`.
-std::optional<Outputs> alike(const OpCall& call) {
+std::optional<Outputs> same_as_self(const OpCall& call) {
   const auto& self = call.tensor("self");
   return is_contiguous(self) && is_common(self.dtype) ? std::optional(Outputs{self}) : std::nullopt;
 }
@@ -185,11 +185,11 @@ bool has_dim(const OpCall& call) {
 std::optional<Outputs> softmax(const OpCall& call) {
   const bool is_known =
       has_dim(call) && is_floating_point(call.tensor("self").dtype) && !call.arg("half_to_float").boolean();
-  return is_known ? alike(call) : std::nullopt;
+  return is_known ? same_as_self(call) : std::nullopt;
 }
 
 std::optional<Outputs> cumulative_sum(const OpCall& call) {
-  if (!has_dim(call) || !call.arg("dtype").is_none() || !alike(call)) {
+  if (!has_dim(call) || !call.arg("dtype").is_none() || !same_as_self(call)) {
     return std::nullopt;
   }
   auto sum = call.tensor("self");
@@ -198,7 +198,7 @@ std::optional<Outputs> cumulative_sum(const OpCall& call) {
 }
 
 std::optional<Outputs> triangle(const OpCall& call) {
-  return call.tensor("self").num_dims() < 2 ? std::nullopt : alike(call);
+  return call.tensor("self").num_dims() < 2 ? std::nullopt : same_as_self(call);
 }
 
 // Returns the product of [..., m, k] and [..., k, n] if all tensors of the call have one dtype.
@@ -240,7 +240,7 @@ std::optional<Outputs> sum_with_product(const OpCall& call) {
 }
 
 using OutputsOf = std::optional<Outputs> (*)(const OpCall&);
-constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsOf>>({
+constexpr std::array kOutputsOfOperators = std::to_array<std::pair<std::string_view, OutputsOf>>({
     {"aten::binomial", samples},
     {"aten::_sample_dirichlet", samples},
     {"aten::_standard_gamma", samples},
@@ -271,12 +271,13 @@ constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsO
 });
 
 }  // namespace
-}  // namespace known
+}  // namespace analytic
 
 std::optional<std::vector<std::optional<TensorMeta>>> analytic_metas(const OpCall& call) {
-  const auto* const found =
-      std::ranges::find_if(known::kKnown, [&](const auto& entry) { return entry.first == call.op; });
-  return found == known::kKnown.end() || call.tensors.empty() ? std::nullopt : found->second(call);
+  const auto* const found = std::ranges::find_if(analytic::kOutputsOfOperators,
+                                                 [&](const auto& entry) { return entry.first == call.op; });
+  return found == analytic::kOutputsOfOperators.end() || call.tensors.empty() ? std::nullopt
+                                                                              : found->second(call);
 }
 
 }  // namespace funcol

@@ -134,7 +134,7 @@ bool is_pointwise(const c10::OperatorHandle& op) {
 }
 
 // Returns a tensor with as many dims as `meta`: type promotion treats tensors without dims differently.
-at::Tensor of_one_element(const TensorMeta& meta) {
+at::Tensor one_element_tensor(const TensorMeta& meta) {
   return at::ones(std::vector<int64_t>(meta.shape.size(), 1),
                   at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
 }
@@ -160,15 +160,15 @@ at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
   if (const auto* const dtype = known->find(key)) {
     return *dtype;
   }
-  auto stack = to_stack(op, call, at::kCPU, of_one_element);
+  auto stack = to_stack(op, call, at::kCPU, one_element_tensor);
   op.callBoxed(stack);
   const auto dtype = stack.at(0).toTensor().scalar_type();
-  known->put(std::move(key), dtype);
+  known->insert_if_admitted(std::move(key), dtype);
   return dtype;
 }
 
 // Returns true if all tensors have one shape and are contiguous. The result is then contiguous, too.
-bool are_alike(const OpCall& call) {
+bool are_equally_contiguous(const OpCall& call) {
   const auto& first = call.tensors[0];
   return first.stride == contiguous_strides(first.shape) &&
          std::ranges::all_of(call.tensors, [&](const auto& meta) {
@@ -198,7 +198,7 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
   try {
     const auto dtype = result_dtype(op, call);
     const auto& first = call.tensors[0];
-    if (are_alike(call)) {
+    if (are_equally_contiguous(call)) {
       return writes_to_first(op.schema()) ? first
                                           : TensorMeta{first.shape, first.stride, static_cast<Dtype>(dtype)};
     }

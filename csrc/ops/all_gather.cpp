@@ -112,8 +112,8 @@ Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::
   const auto dim = data[0].toInt();
   const autograd::SavedSizes sizes(data[2]);
   const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
-  const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
-  const auto own = call::reduce_scatter_along_dim(whole, "sum", dim, data[1], sizes);
+  const auto gradient = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
+  const auto own = call::reduce_scatter_along_dim(gradient, "sum", dim, data[1], sizes);
   return {data[3].toBool() ? own.squeeze(0) : own};
 }
 
@@ -144,19 +144,19 @@ Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue
   return gathered;
 }
 
-// Returns this rank's parts of the sums of `wholes`: by one reduce_scatter if dtypes are equal, else one
-// each.
-Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
-  const auto is_like_first = [&](const at::Tensor& whole) {
-    return whole.scalar_type() == wholes[0].scalar_type();
+// Returns this rank's parts of the sums of `full_tensors`: by one reduce_scatter if dtypes are equal, else
+// one each.
+Tensors reduced_parts(const Tensors& full_tensors, const IValue& group) {
+  const auto is_like_first = [&](const at::Tensor& full) {
+    return full.scalar_type() == full_tensors[0].scalar_type();
   };
-  if (std::ranges::all_of(wholes, is_like_first)) {
-    const std::vector<int64_t> dims(wholes.size(), 0);
-    return call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, group);
+  if (std::ranges::all_of(full_tensors, is_like_first)) {
+    const std::vector<int64_t> dims(full_tensors.size(), 0);
+    return call::reduce_scatter_along_dims_coalesced(full_tensors, "sum", dims, group);
   }
   Tensors parts;
-  for (const auto& whole : wholes) {
-    parts.push_back(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}));
+  for (const auto& full : full_tensors) {
+    parts.push_back(call::reduce_scatter_along_dim(full, "sum", 0, group, {}));
   }
   return parts;
 }
@@ -192,7 +192,7 @@ void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
 }
 
 StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
+  constexpr auto kOp = all_gather::kRows;
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
   dim = wrap_dim(dim, input, kOp);
@@ -228,7 +228,7 @@ StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const G
 // leaves the padding out.
 StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                                           at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "all_gather_tensor";
+  constexpr auto kOp = all_gather::kAlongDim;
   const auto start_even = [&] {
     auto start = start_all_gather(input, dim, group);
     start.op = kOp;
@@ -254,7 +254,7 @@ StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, 
     source = private_input(input).view(-1);
   }
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
-  auto out = fresh_tensor(parts.whole_shape(), input);
+  auto out = fresh_tensor(parts.full_shape(), input);
   auto work = all_gather::start_flat(source, gathered, *group);
   const auto unpack = [parts, stride](const StartedCollective& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
@@ -263,7 +263,7 @@ StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, 
 }
 
 StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  constexpr auto kOp = all_gather::kCoalesced;
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};
   }
@@ -306,7 +306,7 @@ StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor
 
 StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
                                              const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor";
+  constexpr auto kOp = all_gather::kRows;
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
   check_dense(outs, kOp);

@@ -71,7 +71,7 @@ const auto kCoalescedInPlace =
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                       const char* op) {
   if (!inputs.empty()) {
-    check_alike(inputs, op);
+    check_one_device_and_dtype(inputs, op);
     check_reduction(inputs[0], reduce_op, group, op);
   }
 }
@@ -126,8 +126,11 @@ const decltype(call::all_reduce) call::all_reduce({.name = "all_reduce"}, start_
                                                    .saves_reduce_op = true,
                                                    .is_in_core = true});
 
-const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced(
-    {.name = "all_reduce_coalesced"}, start_all_reduce_coalesced,
-    {.rule = all_reduce::coalesced_rule, .saves_reduce_op = true, .check = check_alike, .is_in_core = true});
+const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced({.name = "all_reduce_coalesced"},
+                                                                      start_all_reduce_coalesced,
+                                                                      {.rule = all_reduce::coalesced_rule,
+                                                                       .saves_reduce_op = true,
+                                                                       .check = check_one_device_and_dtype,
+                                                                       .is_in_core = true});
 
 }  // namespace funcol

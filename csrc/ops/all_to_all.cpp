@@ -1,4 +1,5 @@
-#include <numeric>
+#include <c10/util/accumulate.h>
+
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -23,8 +24,6 @@ using c10::IValue;
 using c10::SymIntArrayRef;
 
 constexpr auto kOp = "all_to_all_single";
-
-int64_t total(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
 at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef, const IValue&) {
   auto sizes = input.sym_sizes().vec();
@@ -78,8 +77,8 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
   }
   check_split_sizes(c10::fromIntArrayRefSlow(output_splits), "output_split_sizes", group, all_to_all::kOp);
   check_split_sizes(c10::fromIntArrayRefSlow(input_splits), "input_split_sizes", group, all_to_all::kOp);
-  TORCH_CHECK_VALUE(all_to_all::total(input_splits) == input.size(0), "funcol::", all_to_all::kOp,
-                    ": input_split_sizes ", input_splits, " sum up to ", all_to_all::total(input_splits),
+  TORCH_CHECK_VALUE(c10::sum_integers(input_splits) == input.size(0), "funcol::", all_to_all::kOp,
+                    ": input_split_sizes ", input_splits, " sum up to ", c10::sum_integers(input_splits),
                     ", but dim 0 of the input has size ", input.size(0), ". They must be equal.");
   check_own_splits(output_splits, input_splits, group, all_to_all::kOp);
 }
@@ -97,7 +96,7 @@ StartedCollective start_all_to_all(const at::Tensor& input, at::IntArrayRef outp
   agree_on_exchange_if_checked(*group, all_to_all::kOp, input, output_splits, input_splits);
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
-  sizes[0] = all_to_all::total(output_splits);
+  sizes[0] = c10::sum_integers(output_splits);
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
   return {all_to_all::kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};

@@ -28,7 +28,7 @@ void check_inputs(at::TensorList inputs, const c10d::ProcessGroup& group) {
   TORCH_CHECK_VALUE(static_cast<int64_t>(inputs.size()) == group.getSize(), "funcol::", kOp, ": ",
                     inputs.size(), " tensors for the ", group.getSize(), " ranks of group '",
                     group_name(group), "'. Pass one tensor per rank.");
-  check_alike(inputs, kOp);
+  check_one_device_and_dtype(inputs, kOp);
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
     check_has_dims(inputs[rank], kOp);
     TORCH_CHECK_VALUE(inputs[rank].sym_sizes().slice(1).equals(inputs[0].sym_sizes().slice(1)),
@@ -107,13 +107,13 @@ StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef o
   agree_on_exchange_if_checked(*group, all_to_all_list::kOp, source, received, sent);
   auto sizes = source.sizes().vec();
   sizes[0] = C10_AS_INTARRAYREF_SLOW(SymSizes{sum(rows.received)})[0];
-  const auto whole = fresh_tensor(sizes, source);
-  auto work = exchange(source, whole, received.vec(), sent.vec(), *group);
+  const auto received_rows = fresh_tensor(sizes, source);
+  auto work = exchange(source, received_rows, received.vec(), sent.vec(), *group);
   return {all_to_all_list::kOp,
           group,
           std::move(work),
           as_list(std::move(source)),
-          whole.split_with_sizes(received),
+          received_rows.split_with_sizes(received),
           {}};
 }
 
@@ -122,6 +122,6 @@ const decltype(call::all_to_all) call::all_to_all({.name = "all_to_all"}, start_
                                                    .traced = all_to_all_list::traced,
                                                    .rule = all_to_all_list::rule,
                                                    .saved = all_to_all_list::saved,
-                                                   .check = check_alike});
+                                                   .check = check_one_device_and_dtype});
 
 }  // namespace funcol

@@ -31,7 +31,7 @@ namespace {
 constexpr size_t kMappedBytes = size_t{32} << 20;
 
 // Requests large pages: mapping memory page by page takes longer than filling it.
-void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t num_bytes) {
+void request_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t num_bytes) {
 #ifdef MADV_HUGEPAGE
   static const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t skipped = (page_bytes - reinterpret_cast<uintptr_t>(data) % page_bytes) % page_bytes;
@@ -47,7 +47,7 @@ at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like) {
   }
   at::Tensor tensor(at::detail::empty_cpu(sizes, like.scalar_type()));
   if (const auto num_bytes = tensor.nbytes(); num_bytes >= kMappedBytes) {
-    ask_for_large_pages(tensor.mutable_data_ptr(), num_bytes);
+    request_large_pages(tensor.mutable_data_ptr(), num_bytes);
   }
   return tensor;
 }
@@ -105,18 +105,13 @@ at::Tensor private_input(const at::Tensor& tensor) {
              : input;
 }
 
-namespace {
-
-// Returns true if the elements of `tensor` lie in order in memory, as they are.
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_in_memory(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
-}  // namespace
-
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || !is_plain(tensor)) {
+  if (!tensor.is_cpu() || !is_plain_in_memory(tensor)) {
     return at::clone(tensor, at::MemoryFormat::Contiguous);
   }
   auto copy = fresh_tensor(tensor.sizes(), tensor);
@@ -133,7 +128,7 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
 std::vector<at::Tensor> contiguous_copies(at::TensorList tensors) {
   const bool in_one_launch =
       tensors.size() > 1 && std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-        return tensor.is_cuda() && is_plain(tensor);
+        return tensor.is_cuda() && is_plain_in_memory(tensor);
       });
   std::vector<at::Tensor> copies;
   copies.reserve(tensors.size());
@@ -175,9 +170,9 @@ void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, 
 
 namespace {
 
-constexpr c10::DispatchKeySet kOtherKinds({c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr,
-                                           c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor,
-                                           c10::DispatchKey::MkldnnCPU});
+constexpr c10::DispatchKeySet kNonDenseKeys({c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr,
+                                             c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor,
+                                             c10::DispatchKey::MkldnnCPU});
 
 struct TensorKind {
   std::string name;
@@ -195,7 +190,7 @@ TensorKind kind_of(const at::Tensor& tensor) {
   return {c10::str("of layout ", tensor.layout()), "t.to_dense(), or the dense tensors it is made of"};
 }
 
-[[noreturn]] void refuse(const at::Tensor& tensor, const char* op) {
+[[noreturn]] void raise_not_dense(const at::Tensor& tensor, const char* op) {
   const auto kind = kind_of(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", op, ": a tensor is ", kind.name,
                               ". Collectives carry dense tensors. Pass ", kind.remedy, ".");
@@ -209,8 +204,8 @@ bool has_tangent(const at::Tensor& tensor) {
 
 void check_dense(at::TensorList tensors, const char* op) {
   for (const auto& tensor : tensors) {
-    if (tensor.key_set().has_any(kOtherKinds)) {
-      refuse(tensor, op);
+    if (tensor.key_set().has_any(kNonDenseKeys)) {
+      raise_not_dense(tensor, op);
     }
   }
 }
@@ -239,7 +234,7 @@ void check_one_device(at::TensorList tensors, const char* op) {
   }
 }
 
-void check_alike(at::TensorList tensors, const char* op) {
+void check_one_device_and_dtype(at::TensorList tensors, const char* op) {
   check_one_device(tensors, op);
   for (size_t i = 1; i < tensors.size(); ++i) {
     TORCH_CHECK_TYPE(tensors[i].scalar_type() == tensors[0].scalar_type(), "funcol::", op, ": tensor ", i,

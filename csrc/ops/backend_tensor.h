@@ -39,6 +39,9 @@ at::Tensor contiguous_input(const at::Tensor& tensor);
 // (see async/pending_collective.h).
 at::Tensor private_input(const at::Tensor& tensor);
 
+// Returns true if the elements of `tensor` lie in order in memory, as they are.
+bool is_plain_in_memory(const at::Tensor& tensor);
+
 // Returns a contiguous copy of `tensor`, which is settled.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 
@@ -79,7 +82,7 @@ void check_in_place(const at::Tensor& tensor, const char* op);
 void check_one_device(at::TensorList tensors, const char* op);
 
 // Raises unless all tensors have one device and one dtype.
-void check_alike(at::TensorList tensors, const char* op);
+void check_one_device_and_dtype(at::TensorList tensors, const char* op);
 
 // Raises unless 0 <= rank < number of ranks. `what` is the rank's name in the message: "source".
 void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);

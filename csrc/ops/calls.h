@@ -14,7 +14,6 @@
 // have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -95,7 +94,7 @@ class Collective<Result(Inputs, Rest...)> {
       const at::AutoGradMode no_grad(false);
       return traced(inputs, rest...);
     }
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     return handle_.call(inputs, rest...);
   }
 
@@ -107,7 +106,8 @@ class Collective<Result(Inputs, Rest...)> {
     auto outputs = unrecorded(inputs, rest...);
     auto data =
         forms_.saved != nullptr ? forms_.saved(inputs, rest...) : autograd::Data{autograd::saved(rest)...};
-    const bool saves_values = forms_.saves_reduce_op && autograd::depends_on_values(data[0], operator_.op());
+    const bool saves_values =
+        forms_.saves_reduce_op && autograd::depends_on_values(reduce_op_from_ivalue(data[0], operator_.op()));
     return autograd::record(inputs, std::move(outputs), operator_.op(), forms_.rule, std::move(data),
                             saves_values);
   }
@@ -183,7 +183,7 @@ class Collective<Result(Inputs, Rest...)> {
     operator_.set_kernel(Key::Autograd, kernel<&Collective::above_devices>());
     operator_.set_kernel(Key::CompositeImplicitAutograd, kernel<&Collective::traced>());
     if (forms_.is_in_core) {
-      operator_.serve_core(started(from_stack(start), as_registered));
+      operator_.add_core_kernel(started(from_stack(start), as_registered));
     }
     return c10::Dispatcher::singleton()
         .findSchemaOrThrow(("funcol::" + operator_.name()).c_str(), "")

@@ -95,7 +95,7 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
                                         c10d::ProcessGroup& group);
 
 // Exchanges elements of a flat tensor between those ranks alone that have elements for each other: by sends
-// and receives between pairs, which no backend has to set up for the whole group. The output is the received
+// and receives between pairs, which no backend has to set up for the entire group. The output is the received
 // elements, in the order of the senders.
 StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
                                           at::IntArrayRef input_splits, const GroupPtr& group);

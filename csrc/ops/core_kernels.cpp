@@ -45,14 +45,10 @@ torch::CppFunction kernel_under_core(const CoreKernel& kernel) {
   });
 }
 
-// Returns true for the operators of _c10d_functional_autograd.
-bool is_served_with_autograd(const CoreKernel& kernel) {
-  return kernel.name == "all_gather_into_tensor" || kernel.name == "reduce_scatter_tensor" ||
-         kernel.name == "all_to_all_single";
-}
-
-bool is_served_in(std::string_view name_space, const CoreKernel& kernel) {
-  return !name_space.ends_with("_autograd") || is_served_with_autograd(kernel);
+// Returns true if `name_space` has an operator of the kernel's name: _c10d_functional_autograd has three.
+bool exists_in(std::string_view name_space, const CoreKernel& kernel) {
+  return !name_space.ends_with("_autograd") || kernel.name == "all_gather_into_tensor" ||
+         kernel.name == "reduce_scatter_tensor" || kernel.name == "all_to_all_single";
 }
 
 // Returns all_reduce for "all_reduce(Tensor self, ...) -> Tensor".
@@ -116,9 +112,8 @@ void call_functional(const c10::OperatorHandle& op, Stack* stack) {
   const auto name = unqualified_name(op);
   const auto core = c10::Dispatcher::singleton().findSchemaOrThrow(("_c10d_functional::" + name).c_str(), "");
   if (op.schema().argumentIndexWithName("ranks")) {
-    const auto num_arguments = op.schema().arguments().size();
-    auto arguments = core_arguments(torch::jit::last(*stack, num_arguments), core, name.c_str());
-    torch::jit::drop(*stack, num_arguments);
+    auto arguments = core_arguments(arguments_of(op, *stack), core, name.c_str());
+    torch::jit::drop(*stack, op.schema().arguments().size());
     std::ranges::move(arguments, std::back_inserter(*stack));
   }
   core.callBoxed(stack);
@@ -134,27 +129,21 @@ std::vector<std::string> legacy_op_names() {
   return names;
 }
 
-void register_legacy_kernels(torch::Library& library) {
-  for (const auto& name : legacy_op_names()) {
-    library.impl(name.c_str(), legacy_kernel());
-  }
-}
-
-constexpr const char* kServed[] = {"_c10d_functional", "_c10d_functional_autograd"};
+constexpr const char* kCoreNamespaces[] = {"_c10d_functional", "_c10d_functional_autograd"};
 
 // Registers the kernels for as long as the libraries live.
-std::vector<torch::Library> register_kernels(const std::vector<std::string>& left) {
+std::vector<torch::Library> register_kernels(const std::vector<std::string>& excluded) {
   using Key = c10::DispatchKey;
   std::vector<torch::Library> libraries;
   const auto library = [&](const char* name_space, Key key) -> torch::Library& {
     return libraries.emplace_back(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
   };
   for (const auto key : {Key::CPU, Key::CUDA}) {
-    for (const auto* name_space : kServed) {
+    for (const auto* name_space : kCoreNamespaces) {
       auto& own = library(name_space, key);
       for (const auto& kernel : core_kernels()) {
         const auto name = std::string(name_space) + "::" + kernel.name;
-        if (is_served_in(name_space, kernel) && std::ranges::find(left, name) == left.end()) {
+        if (exists_in(name_space, kernel) && std::ranges::find(excluded, name) == excluded.end()) {
           own.impl(kernel.name.c_str(), kernel_under_core(kernel));
         }
       }
@@ -163,7 +152,10 @@ std::vector<torch::Library> register_kernels(const std::vector<std::string>& lef
   // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
   // autograd, too.
   for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
-    register_legacy_kernels(library("c10d_functional", key));
+    auto& legacy = library("c10d_functional", key);
+    for (const auto& name : legacy_op_names()) {
+      legacy.impl(name.c_str(), legacy_kernel());
+    }
   }
   return libraries;
 }
@@ -171,7 +163,7 @@ std::vector<torch::Library> register_kernels(const std::vector<std::string>& lef
 // Waits for threads that released the GIL to call an operator, and have not yet read the operator's kernel:
 // they might read half of a kernel while the tables change. No further thread gets there as long as this one
 // has the GIL; the others leave within a fraction of a microsecond on a free core.
-void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+void wait_for_entered_calls() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
 // Returns the libraries of the installed kernels; empty if none are installed.
 std::vector<torch::Library>& libraries() {
@@ -181,16 +173,16 @@ std::vector<torch::Library>& libraries() {
 
 }  // namespace
 
-void install_core_kernels(const std::vector<std::string>& left) {
+void install_core_kernels(const std::vector<std::string>& excluded) {
   if (libraries().empty()) {
-    let_calls_pass();
-    libraries() = register_kernels(left);
+    wait_for_entered_calls();
+    libraries() = register_kernels(excluded);
   }
 }
 
 void remove_core_kernels() {
   if (!libraries().empty()) {
-    let_calls_pass();
+    wait_for_entered_calls();
     libraries().clear();
   }
 }
@@ -212,9 +204,9 @@ void set_error_translation(TranslateError translate) { translate_error.store(tra
 
 std::vector<std::string> ops_with_core_kernels() {
   std::vector<std::string> ops;
-  for (const auto* name_space : kServed) {
+  for (const auto* name_space : kCoreNamespaces) {
     for (const auto& kernel : core_kernels()) {
-      if (is_served_in(name_space, kernel)) {
+      if (exists_in(name_space, kernel)) {
         ops.push_back(std::string(name_space) + "::" + kernel.name);
       }
     }

@@ -22,9 +22,9 @@
 
 namespace funcol {
 
-// Registers the kernels, if they are not installed. Leaves the operators `left`, given by their qualified
+// Registers the kernels, if they are not installed. Leaves the operators `excluded`, given by their qualified
 // names, as they are.
-void install_core_kernels(const std::vector<std::string>& left);
+void install_core_kernels(const std::vector<std::string>& excluded);
 // Removes the kernels, if they are installed.
 void remove_core_kernels();
 

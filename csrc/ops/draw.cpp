@@ -46,13 +46,13 @@ using kernels::Distribution;
 using kernels::RandomKey;
 using kernels::RandomNumbers;
 
-struct Named {
+struct NamedDistribution {
   std::string_view name;
   Distribution distribution;
   size_t num_numbers;
 };
 
-constexpr std::array<Named, 8> kDistributions = {{
+constexpr std::array<NamedDistribution, 8> kDistributions = {{
     {"uniform", Distribution::kUniform, 2},
     {"normal", Distribution::kNormal, 2},
     {"log_normal", Distribution::kLogNormal, 2},
@@ -63,8 +63,8 @@ constexpr std::array<Named, 8> kDistributions = {{
     {"integers", Distribution::kIntegers, 2},
 }};
 
-const Named& find(std::string_view name) {
-  const auto* const found = std::ranges::find(kDistributions, name, &Named::name);
+const NamedDistribution& find_distribution(std::string_view name) {
+  const auto* const found = std::ranges::find(kDistributions, name, &NamedDistribution::name);
   TORCH_CHECK_VALUE(found != kDistributions.end(), "funcol::draw: no distribution is called '", name,
                     "'. Pass one of uniform, normal, log_normal, cauchy, exponential, geometric, bernoulli, "
                     "integers.");
@@ -72,7 +72,7 @@ const Named& find(std::string_view name) {
 }
 
 // Raises the errors of PyTorch's operators of the same name.
-void check_numbers(const Named& named, double a, double b) {
+void check_numbers(const NamedDistribution& named, double a, double b) {
   switch (named.distribution) {
     case Distribution::kUniform:
       TORCH_CHECK(a <= b && b - a <= std::numeric_limits<double>::max(),
@@ -114,17 +114,17 @@ int num_digits(at::ScalarType dtype) {
   }
 }
 
-void check_dtype(at::ScalarType dtype, const Named& named) {
-  const bool takes_integers = named.distribution == Distribution::kIntegers ||
-                              named.distribution == Distribution::kGeometric ||
-                              named.distribution == Distribution::kBernoulli;
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(dtype) || takes_integers, "funcol::draw: '", named.name,
+void check_dtype(at::ScalarType dtype, const NamedDistribution& named) {
+  const bool supports_integers = named.distribution == Distribution::kIntegers ||
+                                 named.distribution == Distribution::kGeometric ||
+                                 named.distribution == Distribution::kBernoulli;
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(dtype) || supports_integers, "funcol::draw: '", named.name,
                               "' numbers are not implemented for ", dtype,
                               ". Draw them into a tensor of a floating-point dtype.");
 }
 
 RandomNumbers random_numbers(std::string_view name, at::ArrayRef<at::Scalar> numbers, at::ScalarType dtype) {
-  const auto& named = find(name);
+  const auto& named = find_distribution(name);
   check_dtype(dtype, named);
   TORCH_CHECK_VALUE(numbers.size() == named.num_numbers, "funcol::draw: '", name, "' takes ",
                     named.num_numbers, " numbers, got ", numbers.size(), ".");
@@ -214,7 +214,7 @@ void fill_on_cuda(const Tensor& out, const RandomNumbers& numbers, const Tensor&
 }
 
 // Returns the dtype in which numbers for a tensor of `dtype` are computed.
-at::ScalarType computed_in(at::ScalarType dtype, Distribution distribution) {
+at::ScalarType computation_dtype(at::ScalarType dtype, Distribution distribution) {
   if (dtype == at::kDouble || dtype == at::kFloat || dtype == at::kLong || dtype == at::kBool) {
     return dtype;
   }
@@ -241,9 +241,9 @@ void visit_type(at::ScalarType dtype, const FillAs& fill_as) {
 
 void fill(const Tensor& self, const RandomNumbers& numbers, const Positions& positions,
           const std::optional<at::Generator>& generator) {
-  const auto dtype = computed_in(self.scalar_type(), numbers.distribution);
-  const bool is_filled_itself = self.is_contiguous() && self.scalar_type() == dtype;
-  const auto out = is_filled_itself
+  const auto dtype = computation_dtype(self.scalar_type(), numbers.distribution);
+  const bool is_filled_directly = self.is_contiguous() && self.scalar_type() == dtype;
+  const auto out = is_filled_directly
                        ? self
                        : at::empty_like(self, self.options().dtype(dtype), at::MemoryFormat::Contiguous);
   if (self.is_cuda()) {
@@ -253,7 +253,7 @@ void fill(const Tensor& self, const RandomNumbers& numbers, const Positions& pos
     const auto key = next_key(generator);
     visit_type(dtype, [&]<typename T>(T) { fill_on_cpu<T>(out, numbers, key, positions); });
   }
-  if (!is_filled_itself) {
+  if (!is_filled_directly) {
     self.copy_(out);
   }
 }

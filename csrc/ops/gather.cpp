@@ -28,8 +28,8 @@ at::Tensor meta(const at::Tensor& input, int64_t destination, int64_t dim, const
   check_rank(destination, *resolved, "dst", kOp);
   dim = wrap_dim(dim, input, kOp);
   auto sizes = input.sym_sizes().vec();
-  const auto whole = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kOp));
-  sizes[dim] = resolved->getRank() == destination ? whole : SymInt(0);
+  const auto full_size = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kOp));
+  sizes[dim] = resolved->getRank() == destination ? full_size : SymInt(0);
   return meta_of_sizes(input, sizes);
 }
 
@@ -56,18 +56,19 @@ at::Tensor traced(const at::Tensor& input, int64_t destination, int64_t dim, con
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
   const auto destination = data[0].toInt();
   const auto& group = data[2];
-  const bool has_whole = group_from_ivalue(group, kOp)->getRank() == destination;
-  const auto whole = has_whole ? gradients[0] : autograd::zeros_after(gradients[0], data[4].toSymIntVector());
-  return {call::scatter(whole, destination, data[1].toInt(), group, autograd::SavedSizes(data[3]))};
+  const bool has_full_gradient = group_from_ivalue(group, kOp)->getRank() == destination;
+  const auto full_gradient =
+      has_full_gradient ? gradients[0] : autograd::zeros_after(gradients[0], data[4].toSymIntVector());
+  return {call::scatter(full_gradient, destination, data[1].toInt(), group, autograd::SavedSizes(data[3]))};
 }
 
 autograd::Data saved(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
                      Splits split_sizes) {
-  auto whole = input.sym_sizes().vec();
-  auto& size = whole[wrap_dim(dim, input, kOp)];
+  auto full_sizes = input.sym_sizes().vec();
+  auto& size = full_sizes[wrap_dim(dim, input, kOp)];
   size =
       split_sizes.has_value() ? sum(*split_sizes) : size * SymInt(group_from_ivalue(group, kOp)->getSize());
-  return {destination, dim, group, autograd::saved_sizes(split_sizes), c10::SymIntArrayRef(whole)};
+  return {destination, dim, group, autograd::saved_sizes(split_sizes), c10::SymIntArrayRef(full_sizes)};
 }
 
 }  // namespace
@@ -85,8 +86,8 @@ StartedCollective start_gather(const at::Tensor& input, int64_t destination, int
                    ", sizes=", parts.sizes());
   const bool receives = group->getRank() == destination;
   auto sent = private_input(input).view(-1);
-  const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
-  auto shape = parts.whole_shape();
+  const auto received = fresh_tensor(receives ? parts.full_numel() : 0, input);
+  auto shape = parts.full_shape();
   if (!receives) {
     shape[parts.dim()] = 0;
   }

@@ -60,17 +60,23 @@ void RuleNode::check_not_released() const {
               ": trying to backward through the graph a second time. Pass retain_graph=True the first time.");
 }
 
+RuleNode::Values RuleNode::unpack_values() {
+  Values values;
+  for (const auto& input : inputs_) {
+    values.inputs.push_back(input.unpack());
+  }
+  for (const auto& output : outputs_) {
+    values.outputs.push_back(output.unpack(getptr()));
+  }
+  return values;
+}
+
 RuleNode::Tensors RuleNode::apply(Tensors&& gradients) {
   Values values;
   {
     const std::scoped_lock lock(mutex_);
     check_not_released();
-    for (const auto& input : inputs_) {
-      values.inputs.push_back(input.unpack());
-    }
-    for (const auto& output : outputs_) {
-      values.outputs.push_back(output.unpack(getptr()));
-    }
+    values = unpack_values();
   }
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) {
@@ -98,13 +104,7 @@ RuleNode::Tensors RuleNode::apply_with_saved(const Tensors& gradients, compiled:
   saved.before(outputs_);
   saved.before(infos);
 
-  Values values;
-  for (const auto& input : inputs_) {
-    values.inputs.push_back(input.unpack());
-  }
-  for (const auto& output : outputs_) {
-    values.outputs.push_back(output.unpack(getptr()));
-  }
+  const auto values = unpack_values();
   compiled::PackedArgs packed;
   packed.pack(infos);
   packed.pack(values.inputs);
@@ -226,10 +226,6 @@ at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const I
 bool depends_on_values(const c10d::ReduceOp& reduce_op) {
   const Kind kind = reduce_op.op_;
   return kind == Kind::MIN || kind == Kind::MAX || kind == Kind::PRODUCT;
-}
-
-bool depends_on_values(const IValue& reduce_op, const char* op) {
-  return depends_on_values(reduce_op_from_ivalue(reduce_op, op));
 }
 
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,

@@ -67,6 +67,7 @@ class RuleNode final : public torch::autograd::Node {
   std::string name() const override { return std::string("funcol::") + op_; }
 
  private:
+  Values unpack_values();
   std::vector<torch::autograd::VariableInfo> output_infos() const;
   void check_not_released() const;
 
@@ -154,6 +155,5 @@ Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors
 
 // Returns true for the reduce ops whose rule reads the values that were reduced: min, max, product.
 bool depends_on_values(const c10d::ReduceOp& reduce_op);
-bool depends_on_values(const IValue& reduce_op, const char* op);
 
 }  // namespace funcol::autograd

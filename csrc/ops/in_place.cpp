@@ -1,6 +1,5 @@
 #include "ops/in_place.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
@@ -32,30 +31,27 @@ using Tensors = std::vector<Tensor>;
 
 // Returns true if a backend may write into `out`, and only autograd has to be notified.
 bool is_writable(const Tensor& out) {
-  return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
-         !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
+  return is_plain_in_memory(out) && !out.is_meta() && !out.is_nested() &&
          !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
 }
 
 // Returns true if data of `input` may be received into `out` without a conversion.
-bool fits(const Tensor& out, const Tensor& input) {
+bool can_receive(const Tensor& out, const Tensor& input) {
   return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
          out.storage().data() != input.storage().data();
 }
 
-bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
-
 // Returns true if a backend may write results of `sources`, and their history, into all of `outs`.
 bool are_destinations(TensorList outs, TensorList sources) {
   return std::ranges::all_of(outs, [&](const Tensor& out) {
-    return is_writable(out) && !records(out) &&
-           std::ranges::all_of(sources, [&](const Tensor& source) { return fits(out, source); });
+    return is_writable(out) && !autograd::needs_gradient(out) &&
+           std::ranges::all_of(sources, [&](const Tensor& source) { return can_receive(out, source); });
   });
 }
 
 // Returns true if the gradients of `sources` are not made of those of the results alone.
 bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
-  return autograd::depends_on_values(reduce_op) && std::ranges::any_of(sources, records);
+  return autograd::depends_on_values(reduce_op) && autograd::needs_gradient(sources);
 }
 
 // Runs the collective of `start`, which reads `sources` and overwrites `outs`; `rule` makes the gradients,
@@ -64,7 +60,7 @@ bool needs_values(TensorList sources, const c10d::ReduceOp& reduce_op) {
 template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
          RuleNode::Rule rule, const MakeData& make_data) {
-  const bool is_recorded = std::ranges::any_of(sources, records);
+  const bool is_recorded = autograd::needs_gradient(sources);
   if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
     return false;
   }
@@ -109,33 +105,34 @@ Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
 Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
   const auto& group = data[1];
   const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
-  const auto whole = gradients.size() == 1 ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
-                                           : joined(gradients);
-  return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}), data[0].toIntVector())};
+  const auto gradient = gradients.size() == 1
+                            ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
+                            : joined(gradients);
+  return {shaped(call::reduce_scatter_along_dim(gradient, "sum", 0, group, {}), data[0].toIntVector())};
 }
 
-Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
+Tensor full_gradient(const Tensor& part, const IValue& reduce_op, const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
   const auto weighted = autograd::weighted(GradientCollectives::unshared(part), reduce_op, group, kOp);
-  const auto whole = call::all_gather_along_dim(weighted, 0, group, {});
-  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
+  const auto gathered = call::all_gather_along_dim(weighted, 0, group, {});
+  return autograd::reduction_gradient(gathered, {}, {}, reduce_op, group, kOp);
 }
 
 Tensors reduce_scatter_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
-  return {shaped(gradient_of_whole(gradients[0], data[0], data[1]), data[2].toIntVector())};
+  return {shaped(full_gradient(gradients[0], data[0], data[1]), data[2].toIntVector())};
 }
 
 Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Values&,
                                  const RuleNode::Data& data) {
   const auto num_parts = group_from_ivalue(data[1], "reduce_scatter_tensor")->getSize();
-  return cut(gradient_of_whole(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
+  return cut(full_gradient(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
 }
 
 }  // namespace
 
 bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
   constexpr auto kOp = "all_reduce";
-  torch::autograd::check_inplace(tensor, records(tensor));
+  torch::autograd::check_inplace(tensor, autograd::needs_gradient(tensor));
   if (!is_writable(tensor) || needs_values(tensor, reduce_op)) {
     return false;
   }
@@ -149,7 +146,7 @@ bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, cons
 
 bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group) {
   constexpr auto kOp = "broadcast";
-  torch::autograd::check_inplace(tensor, records(tensor));
+  torch::autograd::check_inplace(tensor, autograd::needs_gradient(tensor));
   if (!is_writable(tensor)) {
     return false;
   }

@@ -5,16 +5,16 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <functional>
-#include <numeric>
 
 #include "kernels/cuda_library.h"
 #include "kernels/rank_major.h"
+#include "ops/backend_tensor.h"
 
 namespace funcol {
 namespace {
@@ -24,14 +24,10 @@ using kernels::ShardShape;
 // The size up to which copying to the stack and back is faster than allocating memory.
 constexpr int64_t kFewBytes = 4096;
 
-int64_t product(at::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 // Returns the shape of the blocks of a tensor of `sizes` cut into num_ranks equal parts along `dim`.
 ShardShape shard_shape(at::IntArrayRef sizes, int64_t num_ranks, int64_t dim, size_t itemsize) {
-  return {num_ranks, product(sizes.slice(0, dim)),
-          product(sizes.slice(dim)) / num_ranks * static_cast<int64_t>(itemsize)};
+  return {num_ranks, c10::multiply_integers(sizes.slice(0, dim)),
+          c10::multiply_integers(sizes.slice(dim)) / num_ranks * static_cast<int64_t>(itemsize)};
 }
 
 using CpuKernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
@@ -106,9 +102,7 @@ at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim
   sizes[0] *= num_ranks;
   auto out = at::empty(sizes, tensor.options());
   const auto shape = shard_shape(tensor.sizes(), num_ranks, dim, tensor.itemsize());
-  const bool plain =
-      tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
-  if (!plain ||
+  if (!is_plain_in_memory(tensor) ||
       !run_kernel(tensor, out, shape, kernels::split_shards, &kernels::CudaFunctions::split_shards)) {
     const auto source = rank_major_view(tensor, num_ranks, dim);
     out.view(source.sizes()).copy_(source);

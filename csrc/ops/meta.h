@@ -38,14 +38,14 @@ inline SymSizes sizes_with_dims(const at::Tensor& input) {
   return input.dim() == 0 ? SymSizes{c10::SymInt(1)} : input.sym_sizes().vec();
 }
 
-// Returns this rank's part of `whole` along `dim`. Checks the arguments, for operator `op`.
-inline at::Tensor meta_of_own_part(const at::Tensor& whole, int64_t dim, const c10d::ProcessGroup& group,
+// Returns this rank's part of `full` along `dim`. Checks the arguments, for operator `op`.
+inline at::Tensor meta_of_own_part(const at::Tensor& full, int64_t dim, const c10d::ProcessGroup& group,
                                    at::OptionalSymIntArrayRef split_sizes, const char* op) {
-  check_has_dims(whole, op);
-  dim = wrap_dim(dim, whole, op);
-  auto sizes = whole.sym_sizes().vec();
+  check_has_dims(full, op);
+  dim = wrap_dim(dim, full, op);
+  auto sizes = full.sym_sizes().vec();
   sizes[dim] = sizes_of_parts(sizes[dim], dim, split_sizes, group, op)[group.getRank()];
-  return meta_of_sizes(whole, sizes);
+  return meta_of_sizes(full, sizes);
 }
 
 }  // namespace funcol

@@ -70,14 +70,6 @@ class OptionalInts {
   std::vector<int64_t> values_;
 };
 
-inline std::vector<std::string> as_strings(const c10::IValue& list) {
-  std::vector<std::string> strings;
-  for (const c10::IValue& item : list.toListRef()) {
-    strings.push_back(item.toStringRef());
-  }
-  return strings;
-}
-
 // Converts `given`, an argument of `op`, for a parameter of type `Native`: ReduceOps and groups from names or
 // objects, numbers from symbols. `given` is an IValue from the stack, or has the C++ type that the dispatcher
 // uses for the schema. The result lives as long as `given`, or until the end of the full expression.
@@ -98,13 +90,16 @@ decltype(auto) start_argument(const Given& given, const char* op) {
   } else if constexpr (is_on_stack && std::is_same_v<Native, at::TensorList>) {
     return given.toTensorVector();
   } else if constexpr (is_on_stack && std::is_same_v<Native, const std::vector<std::string>&>) {
-    return as_strings(given);
+    return given.template to<std::vector<std::string>>();
   } else if constexpr (is_on_stack) {
     return given.toInt();
   } else {
     return static_cast<const Given&>(given);
   }
 }
+
+// Returns the indices of the receives in `kinds`, the first argument of batch_p2p_ops.
+std::vector<size_t> indices_of_receives(const c10::IValue& kinds);
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
@@ -136,9 +131,6 @@ StackFunction started(StartFromStack start, Finish finish) {
   };
 }
 
-// Replaces the arguments on the stack by `results`: by the only result if the operator returns a tensor.
-void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::vector<at::Tensor> results);
-
 // Returns a boxed kernel that calls `run`; `op` is the name in messages.
 torch::CppFunction boxed(std::string op, StackFunction run);
 
@@ -167,7 +159,7 @@ class Operator {
 
   // Makes install() use `run`, whose results are plain tensors (see as_registered()), for _c10d_functional's
   // operator. To be called if that has an operator of the same name and schema.
-  void serve_core(StackFunction run) const;
+  void add_core_kernel(StackFunction run) const;
 
  private:
   std::string name_;
@@ -192,7 +184,7 @@ Operator forwarded(const OperatorInfo& info, const MakeKernel& make_device_kerne
   Operator op(info);
   op.set_device_kernel(make_device_kernel);
   op.set_kernel(c10::DispatchKey::Meta, std::move(meta));
-  op.serve_core(std::move(core_run));
+  op.add_core_kernel(std::move(core_run));
   forward_to_core(op);
   return op;
 }

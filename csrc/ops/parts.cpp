@@ -37,21 +37,21 @@ void check_own_splits(at::IntArrayRef output_splits, at::IntArrayRef input_split
 
 SymInt sum(c10::SymIntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), SymInt(0)); }
 
-SymSizes sizes_of_parts(const SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+SymSizes sizes_of_parts(const SymInt& full_size, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op) {
   if (!split_sizes.has_value()) {
     const SymInt num_ranks(group.getSize());
-    TORCH_CHECK_VALUE((whole % num_ranks).sym_eq(0).expect_true(__FILE__, __LINE__), "funcol::", op, ": dim ",
-                      dim, " has size ", whole, ", not divisible by the ", group.getSize(),
+    TORCH_CHECK_VALUE((full_size % num_ranks).sym_eq(0).expect_true(__FILE__, __LINE__), "funcol::", op,
+                      ": dim ", dim, " has size ", full_size, ", not divisible by the ", group.getSize(),
                       " ranks of group '", group_name(group),
                       "'. Pad it, use another dim, or pass split_sizes.");
-    return SymSizes(group.getSize(), whole / num_ranks);
+    return SymSizes(group.getSize(), full_size / num_ranks);
   }
   check_split_sizes(*split_sizes, "split_sizes", group, op);
   auto sizes = split_sizes->vec();
   const auto total = sum(sizes);
-  TORCH_CHECK_VALUE(total.sym_eq(whole).expect_true(__FILE__, __LINE__), "funcol::", op, ": split_sizes ",
-                    *split_sizes, " sum up to ", total, ", but dim ", dim, " has size ", whole,
+  TORCH_CHECK_VALUE(total.sym_eq(full_size).expect_true(__FILE__, __LINE__), "funcol::", op, ": split_sizes ",
+                    *split_sizes, " sum up to ", total, ", but dim ", dim, " has size ", full_size,
                     ". They must be equal.");
   return sizes;
 }
@@ -106,8 +106,8 @@ Parts::Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes)
   numel_per_slice_ = c10::multiply_integers(shape_);
 }
 
-Parts Parts::of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
-                      const c10d::ProcessGroup& group, const char* op) {
+Parts Parts::of_full(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
+                     const c10d::ProcessGroup& group, const char* op) {
   return {shape, dim, as_ints(sizes_of_parts(shape[dim], dim, as_symints(split_sizes), group, op))};
 }
 
@@ -120,9 +120,9 @@ bool Parts::are_equal() const {
   return std::ranges::adjacent_find(sizes_, std::not_equal_to<>()) == sizes_.end();
 }
 
-at::DimVector Parts::whole_shape() const {
+at::DimVector Parts::full_shape() const {
   auto shape = shape_;
-  shape[dim_] = std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0});
+  shape[dim_] = c10::sum_integers(sizes_);
   return shape;
 }
 
@@ -134,7 +134,7 @@ at::DimVector Parts::shape(int64_t rank) const {
 
 int64_t Parts::max_numel() const { return *std::ranges::max_element(sizes_) * numel_per_slice_; }
 
-int64_t Parts::whole_numel() const { return c10::multiply_integers(whole_shape()); }
+int64_t Parts::full_numel() const { return c10::multiply_integers(full_shape()); }
 
 std::vector<int64_t> Parts::numels() const {
   std::vector<int64_t> numels(sizes_);
@@ -144,43 +144,44 @@ std::vector<int64_t> Parts::numels() const {
   return numels;
 }
 
-at::Tensor Parts::of(const at::Tensor& whole, int64_t rank) const {
-  const auto begin = std::accumulate(sizes_.begin(), sizes_.begin() + rank, int64_t{0});
-  return whole.narrow(dim_, begin, sizes_[rank]);
+at::Tensor Parts::of(const at::Tensor& full, int64_t rank) const {
+  const auto begin = c10::sum_integers(sizes_.begin(), sizes_.begin() + rank);
+  return full.narrow(dim_, begin, sizes_[rank]);
 }
 
 bool Parts::lie_in_order() const { return is_rank_major(shape_, dim_); }
 
-at::Tensor Parts::pack(const at::Tensor& whole) const {
-  if (lie_in_order()) {
-    return private_input(whole).view(-1);
-  }
-  if (are_equal()) {
-    return split_shards(whole, num_parts(), dim_).view(-1);
-  }
-  auto flat = fresh_tensor(whole_numel(), whole);
+template <typename Visit>
+void Parts::visit_parts(const at::Tensor& flat, int64_t stride, const at::Tensor& full,
+                        const Visit& visit) const {
   int64_t begin = 0;
   for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    flat.narrow(0, begin, numel(rank)).view(shape(rank)).copy_(of(whole, rank));
-    begin += numel(rank);
-  }
-  return flat;
-}
-
-at::Tensor Parts::pack_padded(const at::Tensor& whole) const {
-  auto flat = at::zeros(num_parts() * max_numel(), whole.options());
-  for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    flat.narrow(0, rank * max_numel(), numel(rank)).view(shape(rank)).copy_(of(whole, rank));
-  }
-  return flat;
-}
-
-void Parts::unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& whole) const {
-  int64_t begin = 0;
-  for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    of(whole, rank).copy_(flat.narrow(0, begin, numel(rank)).view(shape(rank)));
+    visit(flat.narrow(0, begin, numel(rank)).view(shape(rank)), of(full, rank));
     begin += stride == 0 ? numel(rank) : stride;
   }
+}
+
+at::Tensor Parts::pack(const at::Tensor& full) const {
+  if (lie_in_order()) {
+    return private_input(full).view(-1);
+  }
+  if (are_equal()) {
+    return split_shards(full, num_parts(), dim_).view(-1);
+  }
+  auto flat = fresh_tensor(full_numel(), full);
+  visit_parts(flat, 0, full, [](const auto& flat_part, const auto& part) { flat_part.copy_(part); });
+  return flat;
+}
+
+at::Tensor Parts::pack_padded(const at::Tensor& full) const {
+  auto flat = at::zeros(num_parts() * max_numel(), full.options());
+  visit_parts(flat, max_numel(), full,
+              [](const auto& flat_part, const auto& part) { flat_part.copy_(part); });
+  return flat;
+}
+
+void Parts::unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& full) const {
+  visit_parts(flat, stride, full, [](const auto& flat_part, const auto& part) { part.copy_(flat_part); });
 }
 
 }  // namespace funcol

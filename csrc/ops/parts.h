@@ -18,9 +18,9 @@ namespace funcol {
 
 using SymSizes = std::vector<c10::SymInt>;
 
-// Returns the sizes of the parts of a tensor of size `whole` along `dim`: split_sizes, which have to sum up
-// to `whole`; without them equal shares, and the number of ranks has to divide `whole`.
-SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+// Returns the sizes of the parts of a tensor of size `full_size` along `dim`: split_sizes, which have to sum
+// up to `full_size`; without them equal shares, and the number of ranks has to divide `full_size`.
+SymSizes sizes_of_parts(const c10::SymInt& full_size, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 
 // Returns the sizes of all parts, given this rank's, `shard`, along `dim`: split_sizes, whose entry for this
@@ -57,8 +57,8 @@ class Parts {
   Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes);
 
   // Takes sizes as the ops do, checked as in sizes_of_parts(). The full tensor, which is cut, has `shape`.
-  static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
-                        const c10d::ProcessGroup& group, const char* op);
+  static Parts of_full(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
+                       const c10d::ProcessGroup& group, const char* op);
   // Takes the same, but this rank's part has `shape`.
   static Parts of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
@@ -68,26 +68,31 @@ class Parts {
   int64_t num_parts() const { return static_cast<int64_t>(sizes_.size()); }
   bool are_equal() const;
 
-  at::DimVector whole_shape() const;
+  at::DimVector full_shape() const;
   at::DimVector shape(int64_t rank) const;
   int64_t numel(int64_t rank) const { return sizes_[rank] * numel_per_slice_; }
   int64_t max_numel() const;
-  int64_t whole_numel() const;
+  int64_t full_numel() const;
   std::vector<int64_t> numels() const;
 
-  // Returns the rank's part of `whole`, a view.
-  at::Tensor of(const at::Tensor& whole, int64_t rank) const;
+  // Returns the rank's part of `full`, a view.
+  at::Tensor of(const at::Tensor& full, int64_t rank) const;
 
-  // Returns the parts of `whole`, each contiguous, one after the other in a new flat tensor. Takes one copy.
-  at::Tensor pack(const at::Tensor& whole) const;
+  // Returns the parts of `full`, each contiguous, one after the other in a new flat tensor. Takes one copy.
+  at::Tensor pack(const at::Tensor& full) const;
   // Packs like pack(), with every part padded by zeros to max_numel().
-  at::Tensor pack_padded(const at::Tensor& whole) const;
-  // Fills `whole` from flat parts that begin every `stride` elements; stride 0: one right after the other.
-  void unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& whole) const;
+  at::Tensor pack_padded(const at::Tensor& full) const;
+  // Fills `full` from flat parts that begin every `stride` elements; stride 0: one right after the other.
+  void unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& full) const;
   // Returns true if the packed parts are the full tensor itself, contiguous.
   bool lie_in_order() const;
 
  private:
+  // Calls `visit(flat_part, part)` for each part: in `flat`, where parts begin every `stride` elements (see
+  // unpack()), and in `full`. Both views have the part's shape.
+  template <typename Visit>
+  void visit_parts(const at::Tensor& flat, int64_t stride, const at::Tensor& full, const Visit& visit) const;
+
   at::DimVector shape_;  // of the full tensor, with 1 along dim_
   int64_t dim_;
   std::vector<int64_t> sizes_;

@@ -1,5 +1,6 @@
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "async/buffer_release.h"
@@ -42,8 +43,8 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
       received[sender] = 1;
     }
   }
-  num_sent = std::accumulate(sent.begin(), sent.end(), int64_t{0});
-  num_received = std::accumulate(received.begin(), received.end(), int64_t{0});
+  num_sent = c10::sum_integers(sent);
+  num_received = c10::sum_integers(received);
 }
 
 // Returns the sizes of the received tensors, concatenated along dim 0 unless there is one.

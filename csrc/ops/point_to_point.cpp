@@ -57,9 +57,9 @@ at::Tensor empty_like_sent(const at::Tensor& tensor) { return fresh_tensor({0}, 
 
 // A Work that waits for several others, for backends that cannot coalesce. Each is waited for once, however
 // many outputs share this Work: Gloo's receives never return from a second wait.
-class AllOf final : public c10d::Work {
+class CombinedWork final : public c10d::Work {
  public:
-  explicit AllOf(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+  explicit CombinedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)), unwaited_(works_) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
@@ -84,11 +84,11 @@ class AllOf final : public c10d::Work {
 };
 
 // Returns one Work for all `works`; null if there are none.
-c10::intrusive_ptr<c10d::Work> all_of(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
+c10::intrusive_ptr<c10d::Work> combined(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
   if (works.empty()) {
     return {};
   }
-  return c10::make_intrusive<AllOf>(std::move(works));
+  return c10::make_intrusive<CombinedWork>(std::move(works));
 }
 
 // Keeps the started operations of a batch alive if a later operation failed to start.
@@ -174,7 +174,7 @@ StartedCollective start_batch_p2p(const std::vector<std::string>& kinds, at::Int
     }
     throw;
   }
-  auto work = coalesces ? group->endCoalescing(device) : all_of(std::move(works));
+  auto work = coalesces ? group->endCoalescing(device) : combined(std::move(works));
   return {kOp, group, std::move(work), std::move(buffers), std::move(outputs), {}};
 }
 
@@ -219,10 +219,10 @@ StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayR
       received_begin += output_splits[peer];
     }
   } catch (...) {
-    leave_running(all_of(std::move(works)), std::move(buffers), {});
+    leave_running(combined(std::move(works)), std::move(buffers), {});
     throw;
   }
-  return {"redistribute", group, all_of(std::move(works)), std::move(buffers), {received}, {}};
+  return {"redistribute", group, combined(std::move(works)), std::move(buffers), {received}, {}};
 }
 
 namespace {
@@ -251,14 +251,7 @@ Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::I
 }
 
 Tensors as_received_batch(Arguments arguments, const char* op) {
-  std::vector<size_t> received;
-  const auto kinds = arguments[0].toListRef();
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i].toStringRef() == "irecv") {
-      received.push_back(i);
-    }
-  }
-  return as_received(from_stack(start_batch_p2p)(arguments, op), received);
+  return as_received(from_stack(start_batch_p2p)(arguments, op), indices_of_receives(arguments[0]));
 }
 
 const auto kCoreSend = started(from_stack(start_send), as_registered);

@@ -28,7 +28,7 @@ using c10::SymInt;
 using Splits = at::OptionalSymIntArrayRef;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr auto kOne = "reduce_scatter_tensor";
+constexpr auto kOp = "reduce_scatter_tensor";
 constexpr auto kCoalesced = "reduce_scatter_tensor_coalesced";
 
 void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group, const char* op) {
@@ -77,7 +77,7 @@ at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(c
 
 StartedCollective start_rows(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
                              const GroupPtr& group) {
-  check_group_size(*group, group_size, kOne);
+  check_group_size(*group, group_size, kOp);
   return start_reduce_scatter(input, reduce_op, 0, group);
 }
 
@@ -89,7 +89,7 @@ at::Tensor rows_meta(const at::Tensor& input, std::string_view, int64_t group_si
 
 at::Tensor rows_recorded(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
                          const IValue& group) {
-  group_of_size(group, group_size, kOne);
+  group_of_size(group, group_size, kOp);
   return call::reduce_scatter_along_dim.recorded(input, std::string(reduce_op), 0, group, {});
 }
 
@@ -103,19 +103,19 @@ StartedCollective start_rows_out(const at::Tensor& input, const c10d::ReduceOp& 
 
 at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
                 Splits split_sizes) {
-  reduce_op_from_ivalue(reduce_op, kOne);
-  return meta_of_own_part(input, dim, *group_from_ivalue(group, kOne), split_sizes, kOne);
+  reduce_op_from_ivalue(reduce_op, kOp);
+  return meta_of_own_part(input, dim, *group_from_ivalue(group, kOp), split_sizes, kOp);
 }
 
 at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
                   Splits split_sizes) {
-  const auto resolved = group_from_ivalue(group, kOne);
+  const auto resolved = group_from_ivalue(group, kOp);
   const auto num_ranks = resolved->getSize();
-  const auto name = core::as_name(reduce_op, "reduce_op", kOne);
-  reduce_op_from_ivalue(reduce_op, kOne);
-  check_has_dims(input, kOne);
-  dim = wrap_dim(dim, input, kOne);
-  const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOne);
+  const auto name = core::as_name(reduce_op, "reduce_op", kOp);
+  reduce_op_from_ivalue(reduce_op, kOp);
+  check_has_dims(input, kOp);
+  dim = wrap_dim(dim, input, kOp);
+  const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
   if (!split_sizes.has_value()) {
     const auto rows = dim == 0 ? input : at::cat(input.split_with_sizes_symint(sizes, dim));
     return call::reduce_scatter_tensor.traced(rows.contiguous(), name.toStringView(), num_ranks, group);
@@ -146,10 +146,10 @@ Tensors rule(const Tensors& gradients, const autograd::Values& values, const aut
     return call::all_gather_along_dim(part, data[1].toInt(), group, sizes);
   };
   const auto part = GradientCollectives::unshared(gradients[0]);
-  auto whole = gathered(autograd::weighted(part, reduce_op, group, kOne));
+  auto total = gathered(autograd::weighted(part, reduce_op, group, kOp));
   auto results = GradientCollectives::unshared(values.outputs);
   std::ranges::transform(results, results.begin(), gathered);
-  return autograd::reduction_gradients({std::move(whole)}, values.inputs, results, reduce_op, group, kOne);
+  return autograd::reduction_gradients({std::move(total)}, values.inputs, results, reduce_op, group, kOp);
 }
 
 // Forms of several tensors along dim 0.
@@ -212,11 +212,11 @@ Tensors gathered_parts(const Tensors& parts, at::IntArrayRef dims, const IValue&
     const auto num_ranks = group_from_ivalue(group, kCoalesced)->getSize();
     return call::all_gather_into_tensor_coalesced(parts, num_ranks, group);
   }
-  Tensors wholes;
+  Tensors full_tensors;
   for (size_t i = 0; i < parts.size(); ++i) {
-    wholes.push_back(call::all_gather_along_dim(parts[i], dims[i], group, {}));
+    full_tensors.push_back(call::all_gather_along_dim(parts[i], dims[i], group, {}));
   }
-  return wholes;
+  return full_tensors;
 }
 
 Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
@@ -245,7 +245,7 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
   if (inputs.empty()) {
     return;
   }
-  check_alike(inputs, op);
+  check_one_device_and_dtype(inputs, op);
   check_reduction(inputs[0], reduce_op, group, op);
   for (size_t i = 0; i < inputs.size(); ++i) {
     reduce_scatter::check_divisible(inputs[i], dims[i], group, op);
@@ -254,7 +254,7 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
 
 StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
                                        const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor";
+  using reduce_scatter::kOp;
   const BelowAutograd below_autograd;
   check_reduce_scatter(input, reduce_op, dim, *group, kOp);
   dim = wrap_dim(dim, input, kOp);
@@ -271,7 +271,7 @@ StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::Redu
 StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
                                               int64_t dim, const GroupPtr& group,
                                               at::OptionalIntArrayRef split_sizes) {
-  constexpr auto kOp = "reduce_scatter_tensor";
+  using reduce_scatter::kOp;
   if (!split_sizes.has_value()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
   }
@@ -279,7 +279,7 @@ StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10
   check_dense(input, kOp);
   check_has_dims(input, kOp);
   check_reduction(input, reduce_op, *group, kOp);
-  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  const auto parts = Parts::of_full(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
   }
@@ -297,7 +297,7 @@ StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10
 
 StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
                                                  at::IntArrayRef dims, const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  constexpr auto kOp = reduce_scatter::kCoalesced;
   check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};
@@ -352,7 +352,7 @@ const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
     {.meta = reduce_scatter::rows_meta, .recorded = reduce_scatter::rows_recorded, .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
-    {.name = "reduce_scatter_along_dim", .op = reduce_scatter::kOne}, start_uneven_reduce_scatter,
+    {.name = "reduce_scatter_along_dim", .op = reduce_scatter::kOp}, start_uneven_reduce_scatter,
     {.meta = reduce_scatter::meta,
      .traced = reduce_scatter::traced,
      .rule = reduce_scatter::rule,
@@ -362,7 +362,7 @@ const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tenso
     {.name = "reduce_scatter_tensor_coalesced"}, reduce_scatter::start_coalesced_rows,
     {.meta = reduce_scatter::coalesced_rows_meta,
      .recorded = reduce_scatter::coalesced_rows_recorded,
-     .check = check_alike,
+     .check = check_one_device_and_dtype,
      .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_along_dims_coalesced(
@@ -372,6 +372,6 @@ const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_a
      .traced = reduce_scatter::coalesced_traced,
      .rule = reduce_scatter::coalesced_rule,
      .saves_reduce_op = true,
-     .check = check_alike});
+     .check = check_one_device_and_dtype});
 
 }  // namespace funcol

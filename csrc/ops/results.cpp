@@ -27,7 +27,7 @@ class SettlingWork final : public c10d::Work {
   }
   bool isCompleted() override { return pending_->is_settled(); }
 
-  void settles(AsyncTensorImpl::PendingPtr pending) { pending_ = std::move(pending); }
+  void set_pending(AsyncTensorImpl::PendingPtr pending) { pending_ = std::move(pending); }
 
  private:
   AsyncTensorImpl::PendingPtr pending_;
@@ -98,7 +98,7 @@ std::vector<at::Tensor> as_received(StartedCollective start, const std::vector<s
     }
   };
   auto results = as_pending(std::move(start));
-  work->settles(AsyncTensorImpl::of(results[received[0]])->pending());
+  work->set_pending(AsyncTensorImpl::of(results[received[0]])->pending());
   for (const auto& buffer : buffers) {
     c10d::register_work(buffer, work);
   }

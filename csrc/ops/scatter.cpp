@@ -74,7 +74,7 @@ StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t
   check_has_dims(input, scatter::kOp);
   check_rank(source, *group, "src", scatter::kOp);
   const auto parts =
-      Parts::of_whole(input.sizes(), wrap_dim(dim, input, scatter::kOp), split_sizes, *group, scatter::kOp);
+      Parts::of_full(input.sizes(), wrap_dim(dim, input, scatter::kOp), split_sizes, *group, scatter::kOp);
   agree_if_checked(*group, scatter::kOp, input, "src=", source, ", dim=", parts.dim(),
                    ", sizes=", parts.sizes());
   const auto rank = group->getRank();

@@ -26,7 +26,7 @@ bool has_dim(Type type) { return type == Type::kVarying || type == Type::kShard;
 
 bool is_same_everywhere(Type type) { return type == Type::kReplicate || type == Type::kInvariant; }
 
-Placed of_gradient(const Placed& placed) {
+PlacedType of_gradient(const PlacedType& placed) {
   switch (placed.type) {
     case Type::kReplicate:
       return {Type::kPartial, 0};
@@ -73,28 +73,28 @@ Tensor in_dtype(const Tensor& tensor, const std::optional<at::ScalarType>& dtype
 }
 
 // Returns this rank's part of a tensor that every rank has, in memory of its own.
-Tensor own_part(const Tensor& whole, const Placed& part, const GroupPtr& group) {
+Tensor own_part(const Tensor& full, const PlacedType& part, const GroupPtr& group) {
   if (part.type == Type::kVarying) {
-    return whole.select(part.dim, group->getRank()).clone(at::MemoryFormat::Contiguous);
+    return full.select(part.dim, group->getRank()).clone(at::MemoryFormat::Contiguous);
   }
-  const auto size = whole.size(part.dim) / group->getSize();
-  return whole.narrow(part.dim, group->getRank() * size, size).clone(at::MemoryFormat::Contiguous);
+  const auto size = full.size(part.dim) / group->getSize();
+  return full.narrow(part.dim, group->getRank() * size, size).clone(at::MemoryFormat::Contiguous);
 }
 
-bool sees_ops(const Tensor& input) { return has_active_layers() || belongs_to_layer(input); }
+bool is_watched(const Tensor& input) { return has_active_layers() || belongs_to_layer(input); }
 
 // Returns the pending result of a collective: `change_view` of its only output.
 template <typename ChangeView>
 Tensor as_pending_view(StartedCollective start, const ChangeView& change_view) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const BelowAutograd below_autograd;
   start.outputs[0] = change_view(start.outputs[0]);
   return as_sole_pending(std::move(start));
 }
 
-Tensor gathered(const Tensor& part, const Placed& from, const GroupPtr& group) {
-  if (from.type == Type::kVarying && !sees_ops(part)) {
+Tensor gathered(const Tensor& part, const PlacedType& from, const GroupPtr& group) {
+  if (from.type == Type::kVarying && !is_watched(part)) {
     settle(part);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     return as_sole_pending(start_all_gather(part.unsqueeze(from.dim), from.dim, group));
   }
   const auto shard = from.type == Type::kVarying ? part.unsqueeze(from.dim) : part;
@@ -102,28 +102,28 @@ Tensor gathered(const Tensor& part, const Placed& from, const GroupPtr& group) {
 }
 
 // Returns this rank's part of the sum, with `dim` first in memory.
-Tensor reduced_part_dim_first(const Tensor& whole, int64_t dim, const GroupPtr& group) {
-  if (sees_ops(whole)) {
-    const auto rows = whole.movedim(dim, 0).contiguous();
+Tensor reduced_part_dim_first(const Tensor& partial, int64_t dim, const GroupPtr& group) {
+  if (is_watched(partial)) {
+    const auto rows = partial.movedim(dim, 0).contiguous();
     return call::reduce_scatter_along_dim.traced(rows, "sum", 0, as_ivalue(group), {}).movedim(0, dim);
   }
-  settle(whole);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto rows = private_input(whole.movedim(dim, 0));
+  settle(partial);
+  const BelowAutograd below_autograd;
+  const auto rows = private_input(partial.movedim(dim, 0));
   return as_pending_view(start_reduce_scatter(rows, c10d::ReduceOp::SUM, 0, group),
                          [&](const Tensor& part) { return part.movedim(0, dim); });
 }
 
-Tensor reduced_part(const Tensor& whole, const Change& change, const GroupPtr& group) {
+Tensor reduced_part(const Tensor& partial, const Change& change, const GroupPtr& group) {
   const auto [type, dim] = change.to;
   if (type == Type::kShard && dim != 0 && change.scatters_dim_first) {
-    return reduced_part_dim_first(whole, dim, group);
+    return reduced_part_dim_first(partial, dim, group);
   }
-  if (type == Type::kVarying && !sees_ops(whole)) {
-    return as_pending_view(start_reduce_scatter(whole, c10d::ReduceOp::SUM, dim, group),
+  if (type == Type::kVarying && !is_watched(partial)) {
+    return as_pending_view(start_reduce_scatter(partial, c10d::ReduceOp::SUM, dim, group),
                            [dim = dim](const Tensor& part) { return part.squeeze(dim); });
   }
-  const auto part = call::reduce_scatter_along_dim.unrecorded(whole, "sum", dim, as_ivalue(group), {});
+  const auto part = call::reduce_scatter_along_dim.unrecorded(partial, "sum", dim, as_ivalue(group), {});
   return type == Type::kVarying ? part.squeeze(dim) : part;
 }
 
@@ -146,14 +146,14 @@ Tensor exchanged(const Tensor& input, const Change& change, const GroupPtr& grou
   // A varying tensor is cut where it is stacked, a shard where it will be one.
   const auto split_dim = stacks ? change.from.dim : change.to.dim;
   const auto concat_dim = stacks ? change.to.dim : change.from.dim;
-  if (sees_ops(input)) {
+  if (is_watched(input)) {
     return composed_exchange(input, split_dim, concat_dim, stacks, group);
   }
   return as_sole_pending(start_all_to_all_dims(input, split_dim, concat_dim, stacks, group));
 }
 
 // Makes the change, with nothing recorded.
-Tensor moved(const Tensor& input, const Change& change, const GroupPtr& group) {
+Tensor apply_unrecorded(const Tensor& input, const Change& change, const GroupPtr& group) {
   const auto from = change.from.type;
   const auto to = change.to.type;
   if (from == Type::kPartial) {
@@ -181,19 +181,20 @@ bool reads_input(const Tensor& input, const Change& change) {
   return is_rank_major(input.sizes(), split_dim);
 }
 
-Tensor converted(const Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input) {
+Tensor apply_in_dtypes(const Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input) {
   const auto sent = in_dtype(input, change.forward.during);
   const bool is_copied = !keeps_input && sent.is_same(input) && reads_input(input, change);
-  const auto result = moved(is_copied ? sent.clone(at::MemoryFormat::Contiguous) : sent, change, group);
+  const auto result =
+      apply_unrecorded(is_copied ? sent.clone(at::MemoryFormat::Contiguous) : sent, change, group);
   return in_dtype(result, change.forward.after);
 }
 
-struct Changing : torch::autograd::Function<Changing> {
+struct ChangeFunction : torch::autograd::Function<ChangeFunction> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& input, const Change& change,
                         const GroupPtr& group, bool keeps_input) {
     ctx->saved_data["change"] = packed(change);
     ctx->saved_data["group"] = as_ivalue(group);
-    return converted(input, change, group, keeps_input);
+    return apply_in_dtypes(input, change, group, keeps_input);
   }
 
   static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& gradients) {
@@ -202,13 +203,13 @@ struct Changing : torch::autograd::Function<Changing> {
     const auto group = group_from_ivalue(ctx->saved_data["group"], "spmd_types");
     const auto gradient = reads_input(gradients[0], change) ? GradientCollectives::unshared(gradients[0])
                                                             : Tensor(gradients[0]);
-    return {make(gradient, change, group, /*keeps_input=*/true), {}, {}, {}};
+    return {apply_change(gradient, change, group, /*keeps_input=*/true), {}, {}, {}};
   }
 };
 
 }  // namespace
 
-bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& group) {
+bool supports(const Tensor& input, const Change& change, const c10d::ProcessGroup& group) {
   const auto num_ranks = group.getSize();
   const auto is_number = at::isFloatingType(input.scalar_type()) ||
                          at::isIntegralType(input.scalar_type(), /*includeBool=*/false);
@@ -217,11 +218,11 @@ bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& 
   }
   const auto from = change.from;
   const auto to = change.to;
-  const auto is_dim = [&](const Placed& placed, int64_t num_dims) {
+  const auto is_dim = [&](const PlacedType& placed, int64_t num_dims) {
     return placed.dim >= 0 && placed.dim < num_dims;
   };
   // Either the part is cut from the input, or the input is such a part.
-  const auto cuts = [&](const Placed& part) {
+  const auto cuts = [&](const PlacedType& part) {
     return is_dim(part, input.dim()) && (part.type == Type::kVarying ? input.size(part.dim) == num_ranks
                                                                      : input.size(part.dim) % num_ranks == 0);
   };
@@ -242,9 +243,9 @@ bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& 
          cuts(stacks ? from : to);
 }
 
-Tensor make(const Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input) {
-  return autograd::needs_gradient(input) ? Changing::apply(input, change, group, keeps_input)
-                                         : converted(input, change, group, keeps_input);
+Tensor apply_change(const Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input) {
+  return autograd::needs_gradient(input) ? ChangeFunction::apply(input, change, group, keeps_input)
+                                         : apply_in_dtypes(input, change, group, keeps_input);
 }
 
 }  // namespace funcol::local_types

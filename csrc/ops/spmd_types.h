@@ -32,7 +32,7 @@ namespace funcol::local_types {
 enum class Type : int64_t { kReplicate, kInvariant, kVarying, kShard, kPartial };
 
 // A type, and the dim of V and S.
-struct Placed {
+struct PlacedType {
   Type type;
   int64_t dim;
 };
@@ -44,8 +44,8 @@ struct Dtypes {
 };
 
 struct Change {
-  Placed from;
-  Placed to;
+  PlacedType from;
+  PlacedType to;
   Dtypes forward;
   Dtypes backward;
   // The result of P -> S along a dim other than 0 lies in memory with that dim first, as before 0.3.1 of the
@@ -53,12 +53,13 @@ struct Change {
   bool scatters_dim_first = false;
 };
 
-// Returns true if make() supports `input`. The package's own function handles other calls, or raises.
-bool takes(const at::Tensor& input, const Change& change, const c10d::ProcessGroup& group);
+// Returns true if apply_change() supports `input`. The package's own function handles other calls, or raises.
+bool supports(const at::Tensor& input, const Change& change, const c10d::ProcessGroup& group);
 
 // Returns `input` after the change, pending if a collective makes it. The result needs a gradient if `input`
 // does, and is differentiable again. The collective reads a copy unless the caller `keeps_input` unchanged
 // until the collective has completed.
-at::Tensor make(const at::Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input);
+at::Tensor apply_change(const at::Tensor& input, const Change& change, const GroupPtr& group,
+                        bool keeps_input);
 
 }  // namespace funcol::local_types

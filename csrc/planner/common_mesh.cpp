@@ -59,7 +59,7 @@ AxisSet joined(const std::vector<AxisSet>& axes, AxisSet of_view) {
 // Adds the sets of axes that have a group in a view.
 void add_groups(const Mesh& view, const std::vector<AxisSet>& axes, Mesh& mesh) {
   const auto add = [&](AxisSet set) {
-    if (num_axes(set) > 1 && std::ranges::find(mesh.merged, set) == mesh.merged.end()) {
+    if (set != 0 && !mesh.has_group(set)) {
       mesh.merged.push_back(set);
     }
   };

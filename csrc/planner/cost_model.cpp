@@ -139,7 +139,7 @@ double Costs::of(const StepSize& step) const {
   }
   if (communicates(step.kind)) {
     const auto& link = links_[step.axes].at(static_cast<size_t>(step.kind));
-    cost += link.latency_us + static_cast<double>(step.bytes_whole) * link.us_per_byte;
+    cost += link.latency_us + static_cast<double>(step.bytes_full) * link.us_per_byte;
   }
   return cost;
 }

@@ -36,7 +36,7 @@ struct StepSize {
   AxisSet axes = 0;
   int64_t bytes_before = 0;
   int64_t bytes_after = 0;
-  int64_t bytes_whole = 0;   // of the gathered, scattered or reduced tensor; for all_to_all and permute, of
+  int64_t bytes_full = 0;    // of the gathered, scattered or reduced tensor; for all_to_all and permute, of
                              // the larger one of a rank's tensors before and after
   int64_t bytes_copied = 0;  // into and out of rank-major order around a collective, or by a local step
 };

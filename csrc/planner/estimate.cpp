@@ -32,12 +32,12 @@ Estimate::AllShares Estimate::all_shares(const Costs& costs, int64_t bytes) cons
   all.fill({kNoShare, kNoShare, kNoShare, kImpossible, kImpossible});
   for (const auto& group : space_.slot_groups()) {
     const int num = num_axes(group.slots);
-    const auto lower = [&](double& share, StepKind kind, int64_t whole, int64_t copied) {
-      share = std::min(share, costs.of({kind, group.axes, bytes, bytes, whole, copied}) / num);
+    const auto lower = [&](double& share, StepKind kind, int64_t full, int64_t copied) {
+      share = std::min(share, costs.of({kind, group.axes, bytes, bytes, full, copied}) / num);
     };
-    const auto lower_all = [&](Share& share, StepKind kind, int64_t whole) {
+    const auto lower_all = [&](Share& share, StepKind kind, int64_t full) {
       for (size_t num_copies = 0; num_copies < share.size(); ++num_copies) {
-        lower(share.at(num_copies), kind, whole, static_cast<int64_t>(num_copies) * bytes);
+        lower(share.at(num_copies), kind, full, static_cast<int64_t>(num_copies) * bytes);
       }
     };
     const int64_t gathered = bytes * space_.num_ranks(group.slots);
@@ -62,10 +62,10 @@ Estimate::AllShares Estimate::all_shares(const Costs& costs, int64_t bytes) cons
 }
 
 double Estimate::of(const State& state, const LargestShard& shard) const {
-  const uint32_t stays = in_place(state, shard);
+  const uint32_t unmoved = in_place(state, shard);
   const Cycles moving = charges_cycles_ ? cycles(state) : Cycles{};
-  return std::max(sum(prices_, state, stays, moving),
-                  sum(latencies_, state, stays, moving) + us_per_byte_ * missing_bytes(state, shard));
+  return std::max(sum(prices_, state, unmoved, moving),
+                  sum(latencies_, state, unmoved, moving) + us_per_byte_ * missing_bytes(state, shard));
 }
 
 uint32_t Estimate::in_place(const State& state, const LargestShard& shard) const {

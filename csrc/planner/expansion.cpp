@@ -35,7 +35,7 @@ class Expansion {
       if (space_.has_one_target()) {
         exchange();
       } else if (slots_.size() == 1) {
-        cut_otherwise(slots_.front());
+        change_split_factor(slots_.front());
       }
     }
   }
@@ -143,7 +143,7 @@ class Expansion {
   }
 
   // Visits the states in which the last cut of a dim gets the final split factor of a target.
-  void cut_otherwise(int slot) {
+  void change_split_factor(int slot) {
     const bool is_last =
         state_.is_shard(slot) && state_.position.at(slot) + 1 == shard_.num_cuts.at(state_.place.at(slot));
     if (!is_last) {

@@ -5,20 +5,6 @@
 #include "planner/search.h"
 
 namespace funcol {
-namespace {
-
-std::string list_axes(AxisSet axes, const Mesh& mesh, const std::string& quote) {
-  std::string text;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    if (contains(axes, axis)) {
-      text += text.empty() ? quote : ", " + quote;
-      text += mesh.name(axis) + quote;
-    }
-  }
-  return text;
-}
-
-}  // namespace
 
 std::optional<Flattening> flattening_of(const Plan& plan) {
   AxisSet axes = 0;
@@ -26,8 +12,7 @@ std::optional<Flattening> flattening_of(const Plan& plan) {
     axes |= communicates(step.kind) ? step.axes : 0;
   }
   auto mesh = plan.mesh;
-  if (plan.steps.size() < 2 || num_axes(axes) < 2 ||
-      std::ranges::find(mesh.merged, axes) != mesh.merged.end()) {
+  if (plan.steps.size() < 2 || axes == 0 || mesh.has_group(axes)) {
     return std::nullopt;
   }
   mesh.merged.push_back(axes);
@@ -46,9 +31,9 @@ std::string flattening_hint(const Plan& plan) {
   const auto& mesh = plan.mesh;
   const auto how = mesh.names.empty()
                        ? "name the dims of the mesh, and call _flatten() on these first"
-                       : "call mesh[" + list_axes(found->axes, mesh, "\"") + "]._flatten() first";
+                       : "call mesh[" + mesh.names_of(found->axes, ", ", "\"") + "]._flatten() first";
   return std::to_string(found->num_steps) + (found->num_steps == 1 ? " step" : " steps") + " in place of " +
-         std::to_string(plan.steps.size()) + " with a process group of " + list_axes(found->axes, mesh, "") +
+         std::to_string(plan.steps.size()) + " with a process group of " + mesh.names_of(found->axes, ", ") +
          " together: " + how;
 }
 

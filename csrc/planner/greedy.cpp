@@ -48,8 +48,7 @@ class GreedyPlanner {
     }
     now_.placements[axis] = to;
     if (to.is_shard()) {
-      now_.order.resize(std::max(now_.order.size(), static_cast<size_t>(to.dim) + 1));
-      now_.order[to.dim].push_back(axis);
+      add_cut(now_.order, to.dim, axis);
     }
     if (mesh_.sizes[axis] == 1) {
       return;

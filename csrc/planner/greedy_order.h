@@ -9,7 +9,7 @@
 namespace funcol {
 
 // Returns true if both placements cut `dim` in the same way, or neither cuts it.
-inline bool cut_alike(const Placement& a, const Placement& b, int64_t dim) {
+inline bool cut_equally(const Placement& a, const Placement& b, int64_t dim) {
   const auto cuts = [dim](const Placement& placement) {
     return placement.is_shard() && placement.dim == dim;
   };
@@ -32,7 +32,7 @@ void visit_greedy_moves(std::vector<Placement> now, const std::vector<Placement>
   };
   const auto is_blocked = [&](size_t axis) {
     for (size_t outer = 0; target[axis].is_shard() && outer < axis; ++outer) {
-      if (!cut_alike(now[outer], target[outer], target[axis].dim)) {
+      if (!cut_equally(now[outer], target[outer], target[axis].dim)) {
         return true;
       }
     }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -40,8 +39,7 @@ Layout with_placements(Layout layout, const std::vector<int64_t>& axes, const Pl
   for (const int64_t axis : axes) {
     layout.placements[axis] = placement;
     if (placement.is_shard()) {
-      layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-      layout.order[placement.dim].push_back(axis);
+      add_cut(layout.order, placement.dim, axis);
     }
   }
   return layout;
@@ -78,12 +76,9 @@ class PlanBytes {
     for (const int64_t rank : ranks) {
       places_.push_back(std::ranges::lower_bound(all, rank) - all.begin());
     }
-    std::vector<int64_t> axes(plan.mesh.sizes.size());
-    std::iota(axes.begin(), axes.end(), 0);
-    for_all_coordinates(plan.mesh, axes, [&](const Coordinate& coordinate) {
-      coordinates_.push_back(coordinate);
-      return true;
-    });
+    for (int64_t place = 0; place < plan.mesh.num_ranks(); ++place) {
+      coordinates_.push_back(plan.mesh.coordinate(place));
+    }
   }
 
   void add_to(std::vector<std::vector<int64_t>>& bytes) const {
@@ -125,8 +120,8 @@ class PlanBytes {
   std::vector<Coordinate> coordinates_;
 };
 
-// A part of a plan on one mesh.
-struct Part {
+// A plan on one mesh, within the bound on memory.
+struct BoundedPlan {
   std::optional<Plan> plan;  // nullopt if no plan stays within the bound
   int64_t peak_bytes;        // of the plan, or the least that a plan takes, with the bytes held besides it
 };
@@ -160,7 +155,7 @@ class Candidates {
  private:
   [[noreturn]] void refuse() const {
     if (least_peak_ == std::numeric_limits<int64_t>::max()) {
-      throw std::invalid_argument(why_not_);
+      throw std::invalid_argument(no_plan_reason_);
     }
     throw std::invalid_argument(
         "plan_mesh_change: no plan from " + to_string(task_.src) + " to " + to_string(task_.dst) +
@@ -178,10 +173,10 @@ class Candidates {
     if (!src.has_value() || !dst.has_value()) {
       return;
     }
-    auto part = planned(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_), 0);
+    auto part = try_plan(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_), 0);
     if (part.has_value() && (!best_.has_value() || !part->plan.has_value() || sends_little(*part->plan))) {
       MeshChange change{task_, common, {}, {}, {}, 0, 0};
-      change.before = taken(*std::move(part), change);
+      change.before = add_part(*std::move(part), change);
       add(std::move(change));
     }
   }
@@ -200,11 +195,11 @@ class Candidates {
   void add_transfers(const Layout& src) {
     MeshChange change{task_, {}, {}, {}, {}, 0, 0};
     if (src != task_.src) {
-      auto part = planned(task_.src_mesh.mesh, task_.src, src, models_.src, 0);
+      auto part = try_plan(task_.src_mesh.mesh, task_.src, src, models_.src, 0);
       if (!part.has_value()) {
         return;
       }
-      change.before = taken(*std::move(part), change);
+      change.before = add_part(*std::move(part), change);
     }
     const auto& mesh = task_.dst_mesh.mesh;
     const auto partial = axes_where(mesh, task_.dst, &Placement::is_partial);
@@ -232,11 +227,11 @@ class Candidates {
     change.cost += cost_of(loads);
     change.peak_bytes = std::max(change.peak_bytes, kept + loads.peak);
     if (dst != task_.dst) {
-      auto part = planned(task_.dst_mesh.mesh, dst, task_.dst, models_.dst, src_bytes_);
+      auto part = try_plan(task_.dst_mesh.mesh, dst, task_.dst, models_.dst, src_bytes_);
       if (!part.has_value()) {
         return waits_for_senders;
       }
-      change.after = taken(*std::move(part), change);
+      change.after = add_part(*std::move(part), change);
     }
     add(std::move(change));
     return waits_for_senders;
@@ -247,7 +242,7 @@ class Candidates {
       return static_cast<AxisSet>((uint64_t{1} << mesh.mesh.sizes.size()) - 1);
     };
     StepSize step{loads.total == 0 ? StepKind::kSplit : StepKind::kPermute};
-    step.bytes_whole = std::max(loads.busiest_sender, loads.busiest_receiver);
+    step.bytes_full = std::max(loads.busiest_sender, loads.busiest_receiver);
     step.bytes_copied = loads.busiest_copier;
     const auto on = [&](const Costs& costs, const RankedMesh& mesh) {
       step.axes = all_axes(mesh);
@@ -256,26 +251,26 @@ class Candidates {
     return std::max(on(src_costs_, task_.src_mesh), on(dst_costs_, task_.dst_mesh));
   }
 
-  // Plans a part while ranks hold `held` other bytes. Returns nullopt, and sets why_not_, if no plan exists
-  // whatever the memory.
-  std::optional<Part> planned(const Mesh& mesh, Layout src, Layout dst, const CostModel& model,
-                              int64_t held) {
+  // Plans a part while ranks hold `held` other bytes. Returns nullopt, and sets no_plan_reason_, if no plan
+  // exists whatever the memory.
+  std::optional<BoundedPlan> try_plan(const Mesh& mesh, Layout src, Layout dst, const CostModel& model,
+                                      int64_t held) {
     const auto bound = max_bytes_.has_value() ? std::optional(*max_bytes_ - held) : std::nullopt;
     try {
       auto plan = plan_redistribution({mesh, task_.shape, task_.itemsize, std::move(src), std::move(dst)},
                                       model, bound);
       const int64_t peak_bytes = held + plan.peak_bytes;
-      return Part{std::move(plan), peak_bytes};
+      return BoundedPlan{std::move(plan), peak_bytes};
     } catch (const BeyondMemory& error) {
-      return Part{std::nullopt, held + error.least_bytes()};
+      return BoundedPlan{std::nullopt, held + error.least_bytes()};
     } catch (const std::invalid_argument& error) {
-      why_not_ = error.what();
+      no_plan_reason_ = error.what();
       return std::nullopt;
     }
   }
 
   // Adds the cost and the peak of a part to `change`, and returns its plan.
-  static std::optional<Plan> taken(Part part, MeshChange& change) {
+  static std::optional<Plan> add_part(BoundedPlan part, MeshChange& change) {
     change.cost += part.plan.has_value() ? part.plan->cost : 0;
     change.peak_bytes = std::max(change.peak_bytes, part.peak_bytes);
     return std::move(part.plan);
@@ -298,7 +293,7 @@ class Candidates {
   int64_t src_bytes_;
   std::optional<int64_t> bound_;  // the least that the busiest rank sends; nullopt where values are partial
   std::optional<MeshChange> best_;
-  std::string why_not_;
+  std::string no_plan_reason_;
   int64_t least_peak_ = std::numeric_limits<int64_t>::max();
 };
 

@@ -7,16 +7,6 @@
 namespace funcol {
 namespace {
 
-std::string axis_names(AxisSet axes, const Mesh& mesh) {
-  std::string text;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    if (contains(axes, axis)) {
-      text += (text.empty() ? "" : "+") + mesh.name(axis);
-    }
-  }
-  return text;
-}
-
 // Returns the dims that `axes` shard in `layout` ("0, 1") if `dims`, else their other placements ("sum",
 // "R"), each once.
 std::string placements_text(const Layout& layout, AxisSet axes, bool dims) {
@@ -68,7 +58,7 @@ std::string subject(const Step& step) {
 }  // namespace
 
 std::string to_string(const Step& step, const Mesh& mesh) {
-  return std::string(to_string(step.kind)) + "(" + subject(step) + ", " + axis_names(step.axes, mesh) + ")";
+  return std::string(to_string(step.kind)) + "(" + subject(step) + ", " + mesh.names_of(step.axes, "+") + ")";
 }
 
 std::string to_string(const Plan& plan) {

@@ -109,18 +109,6 @@ double ShortestPaths::cost_to(const Layout& target) {
   return nodes_[node].known + cost_of_masks(target);
 }
 
-double ShortestPaths::at_least(const Layout& target) const {
-  if (target == source_) {
-    return 0;
-  }
-  if (!may_lead_to(target)) {
-    return kImpossible;
-  }
-  const int node = states_.find(space_.state(without_masks(target)));
-  return (node >= 0 && nodes_[node].known != kUnknown ? nodes_[node].known : frontier()) +
-         cost_of_masks(target);
-}
-
 const ShortestPaths::Settled* ShortestPaths::nearest(size_t n) {
   while (settled_.size() <= n) {
     if (!settle()) {

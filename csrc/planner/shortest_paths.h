@@ -53,8 +53,6 @@ class ShortestPaths {
   // Returns the least cost of a path to `target`. Returns kImpossible for placements outside of the
   // vocabulary, and for a mask of the source in any layout but the source itself.
   double cost_to(const Layout& target);
-  // Returns the same without continuing the search: a lower bound if the cost is not known yet.
-  double at_least(const Layout& target) const;
 
   // Returns the `n`-th cheapest layout, valid until the next call, or nullptr if there are fewer.
   const Settled* nearest(size_t n);

@@ -50,8 +50,8 @@ Space::Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsi
 
 Space::Space(const Redistribution& task) : Space(task.mesh, task.shape, task.itemsize) {
   dst_layout_ = &task.dst;
-  learn_split_factors(task.src);
-  learn_split_factors(task.dst);
+  add_split_factors(task.src);
+  add_split_factors(task.dst);
   src_ = state(task.src);
   dst_ = state(task.dst);
   targets_.resize(num_slots_);
@@ -68,7 +68,7 @@ Space::Space(const Redistribution& task) : Space(task.mesh, task.shape, task.ite
 Space::Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsize, const Layout& source,
              const std::vector<Placement>& vocabulary)
     : Space(mesh, shape, itemsize) {
-  learn_split_factors(source);
+  add_split_factors(source);
   src_ = state(source);
   add_vocabulary(vocabulary);
   choose_dims(sharded_dims(source.placements) | sharded_dims(vocabulary));
@@ -136,7 +136,7 @@ void Space::choose_dims(uint32_t used) {
   }
 }
 
-void Space::learn_split_factors(const Layout& layout) {
+void Space::add_split_factors(const Layout& layout) {
   for (const auto& placement : layout.placements) {
     const auto& known = split_factors_;
     if (placement.is_shard() && std::ranges::find(known, placement.split_factor) == known.end()) {
@@ -311,25 +311,25 @@ StepSize Space::step_size(StepKind kind, const SlotGroup& group, const State& be
   const int64_t to = after.place.at(first);
   switch (kind) {
     case StepKind::kAllGather:
-      size.bytes_whole = std::max(size.bytes_after, num_ranks * size.bytes_before);
+      size.bytes_full = std::max(size.bytes_after, num_ranks * size.bytes_before);
       if (!cuts_evenly(before, shard_before, from, slots) || elements_before(shard_before.sizes, from) != 1) {
         size.bytes_copied = size.bytes_after;
       }
       break;
     case StepKind::kReduceScatter:
-      size.bytes_whole = std::max(size.bytes_before, num_ranks * size.bytes_after);
+      size.bytes_full = std::max(size.bytes_before, num_ranks * size.bytes_after);
       if (!cuts_evenly(after, shard_after, to, slots) || elements_before(shard_after.sizes, to) != 1) {
         size.bytes_copied = size.bytes_before;
       }
       break;
     case StepKind::kAllReduce:
-      size.bytes_whole = size.bytes_before;
+      size.bytes_full = size.bytes_before;
       break;
     case StepKind::kPermute:
-      size.bytes_whole = std::max(size.bytes_before, size.bytes_after);
+      size.bytes_full = std::max(size.bytes_before, size.bytes_after);
       break;
     case StepKind::kAllToAll: {
-      size.bytes_whole = std::max(size.bytes_before, size.bytes_after);
+      size.bytes_full = std::max(size.bytes_before, size.bytes_after);
       const bool even = one_from && one_to && from != to && cuts_evenly(before, shard_before, from, slots) &&
                         cuts_evenly(after, shard_after, to, slots);
       size.bytes_copied = (even && elements_before(shard_before.sizes, to) == 1 ? 0 : size.bytes_before) +

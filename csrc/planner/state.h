@@ -181,7 +181,7 @@ class Space {
   void add_slot_groups();
   bool has_one_target() const { return dst_layout_ != nullptr; }
   const TargetPlacements& targets(int slot) const { return targets_[has_one_target() ? slot : 0]; }
-  void learn_split_factors(const Layout& layout);
+  void add_split_factors(const Layout& layout);
   void add_vocabulary(const std::vector<Placement>& vocabulary);
   void choose_dims(uint32_t used);
   bool cuts_evenly(const State& state, const LargestShard& shard, int64_t dim, uint32_t slots) const;

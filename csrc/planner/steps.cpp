@@ -12,11 +12,11 @@ int64_t bytes_sent(const StepSize& size, int64_t num_ranks) {
     case StepKind::kAllGather:
     case StepKind::kReduceScatter:
     case StepKind::kAllToAll:
-      return size.bytes_whole / num_ranks * (num_ranks - 1);
+      return size.bytes_full / num_ranks * (num_ranks - 1);
     case StepKind::kAllReduce:
-      return 2 * size.bytes_whole / num_ranks * (num_ranks - 1);
+      return 2 * size.bytes_full / num_ranks * (num_ranks - 1);
     case StepKind::kPermute:
-      return size.bytes_whole;
+      return size.bytes_full;
     default:
       return 0;
   }

@@ -103,20 +103,20 @@ class WantedBefore {
 // The division of a transfer among senders. Each rank that holds a block sends one stretch of its requested
 // elements, which are ordered by receiver. The stretch begins where that of the previous holder ends, so it
 // has few receivers, and low-numbered ones for low-numbered holders.
-class Sharing {
+class SenderShares {
  public:
-  explicit Sharing(const MeshChangeTask& task)
+  explicit SenderShares(const MeshChangeTask& task)
       : task_(task),
         src_("the source", task.src_mesh, task.src, task.shape),
         dst_("the target", task.dst_mesh, task.dst, task.shape) {}
 
   TransferLoads loads() const {
     TransferLoads loads;
-    std::vector<int64_t> asked(src_.num_blocks());
+    std::vector<int64_t> requested(src_.num_blocks());
     for (int64_t block = 0; block < src_.num_blocks(); ++block) {
-      asked[block] = asked_of(block);
-      loads.total += asked[block];
-      loads.bound = std::max(loads.bound, (asked[block] + src_.num_holders() - 1) / src_.num_holders());
+      requested[block] = requested_of(block);
+      loads.total += requested[block];
+      loads.bound = std::max(loads.bound, (requested[block] + src_.num_holders() - 1) / src_.num_holders());
     }
     std::vector<int64_t> num_placed(src_.num_blocks());  // by block, the holders seen so far
     auto dst = dst_.ranks().begin();
@@ -128,7 +128,7 @@ class Sharing {
     for (const auto& [rank, block] : src_.ranks()) {
       add_receivers_below(rank);
       const int64_t place = num_placed[block]++;
-      const int64_t sent = end_of(asked[block], place) - end_of(asked[block], place - 1);
+      const int64_t sent = end_of(requested[block], place) - end_of(requested[block], place - 1);
       const bool receives = dst != dst_.ranks().end() && dst->rank == rank;
       const int64_t after = receives ? dst_.numel(dst->block) : 0;
       add(loads, src_.numel(block), sent, receives ? after - num_common(src_, block, dst_, dst->block) : 0,
@@ -204,19 +204,19 @@ class Sharing {
 
   // Returns the number of elements of a block that other ranks want. Every block of the target goes to
   // equally many ranks.
-  int64_t asked_of(int64_t block) const {
-    int64_t asked = src_.numel(block) * dst_.num_holders();
+  int64_t requested_of(int64_t block) const {
+    int64_t requested = src_.numel(block) * dst_.num_holders();
     for (const int64_t holder : src_.holders(block)) {
-      asked -= kept_by(holder, block);
+      requested -= kept_by(holder, block);
     }
-    return asked;
+    return requested;
   }
 
-  // Returns the end of the stretch that the holder at `place` sends of the `asked` elements of a block.
-  int64_t end_of(int64_t asked, int64_t place) const {
+  // Returns the end of the stretch that the holder at `place` sends of the `requested` elements of a block.
+  int64_t end_of(int64_t requested, int64_t place) const {
     const int64_t num = src_.num_holders();
-    // Not asked * (place + 1) / num, which may overflow.
-    return asked / num * (place + 1) + asked % num * (place + 1) / num;
+    // Not requested * (place + 1) / num, which may overflow.
+    return requested / num * (place + 1) + requested % num * (place + 1) / num;
   }
 
   std::vector<Request> requests_of(int64_t block) const {
@@ -238,9 +238,9 @@ class Sharing {
 
   void send(int64_t block, int64_t place, const std::vector<Request>& requests,
             std::vector<TransferMessage>& messages) const {
-    const int64_t asked = requests.empty() ? 0 : requests.back().end();
-    const int64_t begin = end_of(asked, place - 1);
-    const int64_t end = end_of(asked, place);
+    const int64_t requested = requests.empty() ? 0 : requests.back().end();
+    const int64_t begin = end_of(requested, place - 1);
+    const int64_t end = end_of(requested, place);
     for (auto request = std::ranges::upper_bound(requests, begin, {}, &Request::end);
          begin < end && request != requests.end() && request->begin < end; ++request) {
       const int64_t from = std::max(begin, request->begin);
@@ -263,14 +263,14 @@ class Sharing {
       if (std::ranges::binary_search(holders, rank)) {
         return;
       }
-      const int64_t asked = wanted.has_value() ? asked_of(block) : size;
-      int64_t first = wanted.has_value() ? wanted->of(block) : 0;  // of `asked`, that this rank gets
+      const int64_t requested = wanted.has_value() ? requested_of(block) : size;
+      int64_t first = wanted.has_value() ? wanted->of(block) : 0;  // of `requested`, that this rank gets
       for (const int64_t holder : holders) {
         first -= holder < rank ? kept_by(holder, block) : 0;
       }
-      const auto ends_before = [&](int64_t place) { return end_of(asked, place) <= first; };
+      const auto ends_before = [&](int64_t place) { return end_of(requested, place) <= first; };
       for (int64_t place = first_place(ends_before), begin = 0; begin < size; ++place) {
-        const int64_t end = std::min(size, end_of(asked, place) - first);
+        const int64_t end = std::min(size, end_of(requested, place) - first);
         if (begin < end) {
           messages.push_back({holders[place], rank, box(block, receiver->block), begin, end - begin});
         }
@@ -324,13 +324,15 @@ class Sharing {
 }  // namespace
 
 Transfer plan_transfer(MeshChangeTask task) {
-  const auto loads = Sharing(task).loads();
+  const auto loads = SenderShares(task).loads();
   return {std::move(task), loads};
 }
 
-TransferMessages messages_of(const MeshChangeTask& task, int64_t rank) { return Sharing(task).of_rank(rank); }
+TransferMessages messages_of(const MeshChangeTask& task, int64_t rank) {
+  return SenderShares(task).of_rank(rank);
+}
 
-TransferMessages all_messages(const MeshChangeTask& task) { return Sharing(task).of_all(); }
+TransferMessages all_messages(const MeshChangeTask& task) { return SenderShares(task).of_all(); }
 
 std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const Layout& layout,
                                                  const std::vector<int64_t>& shape, int64_t rank) {
@@ -338,13 +340,7 @@ std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const L
   if (found == mesh.ranks.end()) {
     return std::nullopt;
   }
-  const auto coordinate = mesh.mesh.coordinate(found - mesh.ranks.begin());
-  std::vector<Intervals> indices;
-  indices.reserve(shape.size());
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    indices.push_back(local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
-  }
-  return indices;
+  return local_indices(layout, mesh.mesh, shape, mesh.mesh.coordinate(found - mesh.ranks.begin()));
 }
 
 std::vector<int64_t> all_ranks(const MeshChangeTask& task) {

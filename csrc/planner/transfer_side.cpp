@@ -52,13 +52,11 @@ void TransferSide::find_ranks(const char* name, const RankedMesh& mesh, const La
     }
     num_blocks *= num_cuts(dim);
   }
-  std::vector<int64_t> axes(mesh.mesh.sizes.size());
-  std::iota(axes.begin(), axes.end(), 0);
-  for_all_coordinates(mesh.mesh, axes, [&](const Coordinate& at) {
+  for (int64_t place = 0; place < std::ssize(mesh.ranks); ++place) {
+    const auto at = mesh.mesh.coordinate(place);
     ranks_.push_back(
-        {mesh.ranks[ranks_.size()], std::inner_product(at.begin(), at.end(), strides.begin(), int64_t{0})});
-    return true;
-  });
+        {mesh.ranks[place], std::inner_product(at.begin(), at.end(), strides.begin(), int64_t{0})});
+  }
   std::ranges::sort(ranks_, {}, &Rank::rank);
   if (std::ranges::adjacent_find(ranks_, {}, &Rank::rank) != ranks_.end()) {
     refuse(name, " mesh lists a rank twice. Give each coordinate a rank of its own.");

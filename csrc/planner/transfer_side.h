@@ -88,13 +88,13 @@ void for_each_common_block(const TransferSide& side, int64_t block, const Transf
   for (size_t dim = 0; dim < side.num_dims(); ++dim) {
     shares.push_back(shares_of(side.indices(dim, cuts[dim]), other, dim));
   }
-  const auto choose = [&](const auto& again, size_t dim, int64_t chosen, int64_t size) -> void {
+  const auto choose = [&](const auto& recurse, size_t dim, int64_t chosen, int64_t size) -> void {
     if (dim == shares.size()) {
       visit(chosen, size);
       return;
     }
     for (const auto& share : shares[dim]) {
-      again(again, dim + 1, chosen * other.num_cuts(dim) + share.cut, size * share.size);
+      recurse(recurse, dim + 1, chosen * other.num_cuts(dim) + share.cut, size * share.size);
     }
   };
   choose(choose, 0, 0, 1);

@@ -23,14 +23,13 @@ std::vector<Placement> vocabulary_of_input(const Compositions& compositions, siz
   return vocabulary_of(std::move(placements));
 }
 
-// The costs of all inputs, group by group. The destructor returns the searches to the source.
+// The costs of all inputs, group by group. The destructor returns the searches to the pool.
 class InputCosts {
  public:
-  InputCosts(const Compositions& compositions, CostSource& source)
-      : compositions_(compositions), source_(source) {
+  InputCosts(const Compositions& compositions, SearchPool& pool) : compositions_(compositions), pool_(pool) {
     for (const auto& group : compositions.groups()) {
       number_of_.push_back(groups_.size());
-      if (!compositions.stays(group.first)) {
+      if (!compositions.is_pinned(group.first)) {
         groups_.push_back({PrefixCosts(compositions, group.first, paths_of(group.first)),
                            static_cast<double>(group.num_inputs)});
       }
@@ -42,7 +41,7 @@ class InputCosts {
   InputCosts& operator=(InputCosts&&) = delete;
   ~InputCosts() {
     for (auto& paths : all_paths_) {
-      source_.give_back(std::move(paths));
+      pool_.give_back(std::move(paths));
     }
   }
 
@@ -78,7 +77,7 @@ class InputCosts {
     costs.reserve(compositions_.call().tensors.size());
     for (size_t input = 0; input < compositions_.call().tensors.size(); ++input) {
       const size_t number = number_of_[compositions_.group_of(input)];
-      costs.push_back(compositions_.stays(input) ? 0 : groups_[number].costs.at_least(precedence, rows));
+      costs.push_back(compositions_.is_pinned(input) ? 0 : groups_[number].costs.at_least(precedence, rows));
     }
     return costs;
   }
@@ -99,13 +98,12 @@ class InputCosts {
         return *paths;
       }
     }
-    all_paths_.push_back(
-        source_.take(tensor.shape, size, compositions_.source(input), std::move(vocabulary)));
+    all_paths_.push_back(pool_.take(tensor.shape, size, compositions_.source(input), std::move(vocabulary)));
     return *all_paths_.back();
   }
 
   const Compositions& compositions_;
-  CostSource& source_;
+  SearchPool& pool_;
   std::vector<std::unique_ptr<ShortestPaths>> all_paths_;
   std::vector<Group> groups_;      // groups of inputs that may move
   std::vector<size_t> number_of_;  // group of Compositions -> place in groups_
@@ -113,31 +111,35 @@ class InputCosts {
 
 }  // namespace
 
-std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                               const std::vector<std::optional<Layout>>& required, CostSource& costs) {
+std::optional<PricedComposition> cheapest_composition(const OpCall& call, const Rows& rows,
+                                                      const std::vector<Operand>& operands,
+                                                      const std::vector<std::optional<Layout>>& required,
+                                                      SearchPool& costs) {
   const Compositions compositions(call, rows, costs.mesh(), operands, required);
   if (auto unmoved = compositions.unmoved()) {
-    return Choice{std::move(*unmoved), std::vector<double>(operands.size(), 0), false};
+    return PricedComposition{std::move(*unmoved), std::vector<double>(operands.size(), 0), false};
   }
   InputCosts priced(compositions, costs);
-  std::optional<Choice> choice;
+  std::optional<PricedComposition> choice;
   RowSearch(compositions, priced).find([&](size_t precedence, RowNumbers chosen) {
     auto composition = compositions.composition(chosen, compositions.precedences()[precedence]);
     if (!compositions.is_legal(composition)) {
       return false;
     }
     const bool moves = compositions.moves(composition);
-    choice = Choice{std::move(composition), priced.of_inputs(precedence, chosen), moves};
+    choice = PricedComposition{std::move(composition), priced.of_inputs(precedence, chosen), moves};
     return true;
   });
   return choice;
 }
 
-std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                                const std::vector<std::optional<Layout>>& required, CostSource& costs) {
+std::vector<PricedComposition> legal_compositions(const OpCall& call, const Rows& rows,
+                                                  const std::vector<Operand>& operands,
+                                                  const std::vector<std::optional<Layout>>& required,
+                                                  SearchPool& costs) {
   const Compositions compositions(call, rows, costs.mesh(), operands, required);
   InputCosts priced(compositions, costs);
-  std::vector<Choice> choices;
+  std::vector<PricedComposition> choices;
   RowProduct(compositions)
       .find([](size_t, RowNumber) { return true; },
             [&](RowNumbers chosen) {

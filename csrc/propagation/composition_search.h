@@ -9,18 +9,18 @@
 #include <optional>
 #include <vector>
 
-#include "planner/cost_source.h"
+#include "planner/search_pool.h"
 #include "propagation/rule.h"
 
 namespace funcol {
 
 // An input of the call in its present layout.
 struct Operand {
-  Layout source;       // as make_layout() returns it
-  bool stays = false;  // the operator writes to it, so it cannot move
+  Layout source;           // as make_layout() returns it
+  bool is_pinned = false;  // the operator writes to it, so it cannot move
 };
 
-struct Choice {
+struct PricedComposition {
   Composition composition;
   std::vector<double> costs;  // of each input's redistribution
   bool moves = false;         // whether any input moves
@@ -40,7 +40,7 @@ struct Choice {
 //   and other partials, but the result would need a reduction, whose cost is not counted here;
 // - no tensor has partials that do not commute, or masks on two axes;
 // - every rank holds a part of each sharded input, unless rows.allows_empty_shards;
-// - operands that stay keep their layouts;
+// - pinned operands keep their layouts;
 // - each output has its `required` layout (nullopt: any layout; an empty list: any layouts);
 // - rows.is_legal accepts it.
 
@@ -57,12 +57,16 @@ struct Choice {
 //
 // Thread-safe, also with a shared `costs`. Throws std::invalid_argument, naming the operator, if rows,
 // operands or `required` do not match the number of tensors of the call, or layouts do not match the mesh.
-std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                               const std::vector<std::optional<Layout>>& required, CostSource& costs);
+std::optional<PricedComposition> cheapest_composition(const OpCall& call, const Rows& rows,
+                                                      const std::vector<Operand>& operands,
+                                                      const std::vector<std::optional<Layout>>& required,
+                                                      SearchPool& costs);
 
 // Returns all legal compositions in the order of the full product. The cost of an input that cannot reach its
 // layout is kImpossible.
-std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
-                                const std::vector<std::optional<Layout>>& required, CostSource& costs);
+std::vector<PricedComposition> legal_compositions(const OpCall& call, const Rows& rows,
+                                                  const std::vector<Operand>& operands,
+                                                  const std::vector<std::optional<Layout>>& required,
+                                                  SearchPool& costs);
 
 }  // namespace funcol

@@ -20,15 +20,15 @@ bool may_mix(const Placement& a, const Placement& b) {
 // Returns true unless both have masks, which exclude each other even on axes of one rank.
 bool have_one_mask(const Placement& a, const Placement& b) { return a.mask == 0 || b.mask == 0; }
 
-bool is_alike(const Placement& a, const Placement& b) {
+bool is_same_placement(const Placement& a, const Placement& b) {
   return a.mask != 0 && b.mask != 0 ? a.op == b.op : a == b;
 }
 
 // Returns true if the row has the placements of a composition on this axis. Outputs without a tensor are
 // ignored.
-bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpCall& call) {
+bool matches_placements(const Row& row, const Composition& wanted, size_t axis, const OpCall& call) {
   for (size_t i = 0; i < row.inputs.size(); ++i) {
-    if (!is_alike(row.inputs[i], wanted.inputs[i].placements[axis])) {
+    if (!is_same_placement(row.inputs[i], wanted.inputs[i].placements[axis])) {
       return false;
     }
   }
@@ -36,7 +36,7 @@ bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpC
     const auto& output = row.outputs[i];
     const auto& layout = wanted.outputs[i];
     if (call.outputs[i] && (output.has_value() != layout.has_value() ||
-                            (output && !is_alike(*output, layout->placements[axis])))) {
+                            (output && !is_same_placement(*output, layout->placements[axis])))) {
       return false;
     }
   }
@@ -203,7 +203,7 @@ bool Compositions::is_allowed(const Row& row, int64_t axis) const {
     const auto& from = operands_[i].source.placements[axis];
     const auto& to = row.inputs[i];
     const bool can_be_made = !to.is_partial() || from.is_replicate();
-    if (from != to && (operands_[i].stays || !can_be_made)) {
+    if (from != to && (operands_[i].is_pinned || !can_be_made)) {
       return false;
     }
   }
@@ -255,11 +255,11 @@ void Compositions::find_precedences() {
   for (const auto* order : orders) {
     add({order});
   }
-  // Layouts of operands that stay, and required layouts, fix the order.
+  // Layouts of pinned operands, and required layouts, fix the order.
   std::erase_if(precedences_, [&](const Precedence& precedence) {
     return std::ranges::any_of(operands_,
                                [&](const auto& operand) {
-                                 return operand.stays && !is_cut_by(operand.source, precedence);
+                                 return operand.is_pinned && !is_cut_by(operand.source, precedence);
                                }) ||
            std::ranges::any_of(required_,
                                [&](const auto& layout) { return layout && !is_cut_by(*layout, precedence); });
@@ -267,15 +267,15 @@ void Compositions::find_precedences() {
 }
 
 void Compositions::find_groups() {
-  const auto alike = [&](size_t a, size_t b) {
+  const auto is_same_input = [&](size_t a, size_t b) {
     return call_.tensors[a].shape == call_.tensors[b].shape &&
-           call_.tensors[a].dtype == call_.tensors[b].dtype && operands_[a].stays == operands_[b].stays &&
-           operands_[a].source == operands_[b].source &&
+           call_.tensors[a].dtype == call_.tensors[b].dtype &&
+           operands_[a].is_pinned == operands_[b].is_pinned && operands_[a].source == operands_[b].source &&
            std::ranges::all_of(rows_, [&](const Row* row) { return row->inputs[a] == row->inputs[b]; });
   };
   for (size_t input = 0; input < operands_.size(); ++input) {
     const auto known =
-        std::ranges::find_if(groups_, [&](const Group& group) { return alike(group.first, input); });
+        std::ranges::find_if(groups_, [&](const Group& group) { return is_same_input(group.first, input); });
     group_of_.push_back(known - groups_.begin());
     if (known == groups_.end()) {
       groups_.push_back({input, 1});
@@ -320,9 +320,7 @@ Composition Compositions::composition(RowNumbers rows, const Precedence& precede
     }
     for (const int64_t axis : precedence) {
       if (layout.placements[axis].is_shard()) {
-        const auto dim = static_cast<size_t>(layout.placements[axis].dim);
-        layout.order.resize(std::max(layout.order.size(), dim + 1));
-        layout.order[dim].push_back(axis);
+        add_cut(layout.order, layout.placements[axis].dim, axis);
       }
     }
     return layout;
@@ -375,7 +373,7 @@ std::optional<Composition> Compositions::unmoved() const {
   if (fitting.empty()) {
     return std::nullopt;
   }
-  const auto stay = [&](size_t axis, RowNumber number) {
+  const auto is_unmoved = [&](size_t axis, RowNumber number) {
     const auto& inputs = row(number).inputs;
     return std::ranges::equal(operands_, inputs, [&](const Operand& operand, const Placement& placement) {
       return operand.source.placements[axis] == placement;
@@ -386,7 +384,7 @@ std::optional<Composition> Compositions::unmoved() const {
     found = is_legal(unmoved) ? std::optional(std::move(unmoved)) : std::nullopt;
     return found.has_value();
   };
-  RowProduct(*this).find(stay, [&](RowNumbers rows) {
+  RowProduct(*this).find(is_unmoved, [&](RowNumbers rows) {
     return std::ranges::any_of(
         fitting, [&](const Precedence* precedence) { return keep_if_legal(composition(rows, *precedence)); });
   });
@@ -395,7 +393,7 @@ std::optional<Composition> Compositions::unmoved() const {
 
 bool Compositions::contains(const Composition& wanted) const {
   return RowProduct(*this).find(
-      [&](size_t axis, RowNumber number) { return places_as(row(number), wanted, axis, call_); },
+      [&](size_t axis, RowNumber number) { return matches_placements(row(number), wanted, axis, call_); },
       [&](RowNumbers rows) {
         return std::ranges::any_of(precedences_, [&](const Precedence& precedence) {
           return is_legal(composition(rows, precedence));

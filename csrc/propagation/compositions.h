@@ -28,7 +28,7 @@ class Compositions {
   const OpCall& call() const { return call_; }
   const Mesh& mesh() const { return mesh_; }
   const Layout& source(size_t input) const { return operands_[input].source; }
-  bool stays(size_t input) const { return operands_[input].stays; }
+  bool is_pinned(size_t input) const { return operands_[input].is_pinned; }
 
   const Row& row(RowNumber number) const { return *rows_[number]; }
   RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }

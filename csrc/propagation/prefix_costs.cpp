@@ -25,7 +25,7 @@ PrefixCosts::PrefixCosts(const Compositions& compositions, size_t input, Shortes
     first_key += num_prefixes;
     num_prefixes *= std::max<uint64_t>(axes_.back().columns.size(), 1);
   }
-  first_whole_key_ = first_key;
+  first_complete_key_ = first_key;
   if (first_key + num_prefixes <= kMaxDense) {
     dense_.assign(first_key + num_prefixes, kUnknown);
   }
@@ -76,7 +76,7 @@ uint64_t PrefixCosts::key(size_t precedence, RowNumbers rows) const {
   for (size_t axis = 0; axis < rows.size(); ++axis) {
     prefix = prefix * axes_[axis].columns.size() + axes_[axis].column_of[rows[axis]];
   }
-  return prefix + (rows.size() < axes_.size() ? axes_[rows.size()].first_key : first_whole_key_);
+  return prefix + (rows.size() < axes_.size() ? axes_[rows.size()].first_key : first_complete_key_);
 }
 
 double PrefixCosts::get(uint64_t key) const {
@@ -146,7 +146,7 @@ bool PrefixCosts::is_cut_by(const State& state, size_t precedence) const {
 template <typename Fits>
 bool PrefixCosts::visit(size_t axis, uint64_t prefix, double cost, const Fits& fits) {
   if (axis == axes_.size()) {
-    set(first_whole_key_ + prefix, cost);
+    set(first_complete_key_ + prefix, cost);
     return true;
   }
   const auto& columns = axes_[axis].columns;

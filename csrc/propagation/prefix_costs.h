@@ -79,7 +79,7 @@ class PrefixCosts {
   std::vector<std::vector<int64_t>> rank_of_;  // [precedence][axis]
   std::vector<double> dense_;                  // by key; empty if there are too many keys
   std::unordered_map<uint64_t, double> sparse_;
-  uint64_t first_whole_key_ = 0;  // of prefixes with a row for every axis
+  uint64_t first_complete_key_ = 0;  // of prefixes with a row for every axis
 };
 
 }  // namespace funcol

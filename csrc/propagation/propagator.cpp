@@ -50,15 +50,15 @@ std::vector<Operand> operands_of(const OpSchema& schema) {
   std::vector<Operand> operands;
   operands.reserve(schema.layouts.size());
   for (size_t i = 0; i < schema.layouts.size(); ++i) {
-    operands.push_back({schema.layouts[i], i < schema.stays.size() && schema.stays[i]});
+    operands.push_back({schema.layouts[i], i < schema.is_pinned.size() && schema.is_pinned[i]});
   }
   return operands;
 }
 
 // Returns the reason why no decision is legal, and the remedy.
-std::string why_there_is_none(const OpSchema& schema) {
+std::string why_no_decision(const OpSchema& schema) {
   const bool keeps_some =
-      std::ranges::find(schema.stays, true) != schema.stays.end() ||
+      std::ranges::find(schema.is_pinned, true) != schema.is_pinned.end() ||
       std::ranges::any_of(schema.results, [](const auto& one) { return one.has_value(); });
   if (keeps_some) {
     return "no way to run it leaves the tensors that it writes to, and those given by keyword, where they "
@@ -74,7 +74,7 @@ std::vector<std::optional<Layout>> required_outputs(const OpSchema& schema) {
   return required;
 }
 
-OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, Choice choice) {
+OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, PricedComposition choice) {
   OutputSharding sharding;
   for (size_t i = 0; i < schema.call.outputs.size(); ++i) {
     const auto& meta = schema.call.outputs[i];
@@ -143,10 +143,10 @@ std::string to_string(const OpSchema& schema) {
 Propagator::Propagator(OutputMetas output_metas, std::optional<CostModel> model)
     : output_metas_(std::move(output_metas)), model_(std::move(model)) {}
 
-std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
+std::shared_ptr<SearchPool> Propagator::costs_on(const Mesh& mesh) const {
   const std::scoped_lock lock(mutex_);
   const auto found = std::ranges::find_if(costs_, [&](const auto& source) { return source->mesh() == mesh; });
-  auto source = found != costs_.end() ? *found : std::make_shared<CostSource>(mesh, model_);
+  auto source = found != costs_.end() ? *found : std::make_shared<SearchPool>(mesh, model_);
   if (found != costs_.end()) {
     costs_.erase(found);
   }
@@ -179,17 +179,17 @@ OutputSharding Propagator::propagate(const OpSchema& schema) const {
 
 OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
-  const auto cheapest_by = [&](CostSource& costs) {
-    return cheapest(schema.call, rows, operands_of(schema), required_outputs(schema), costs);
+  const auto cheapest_by = [&](SearchPool& costs) {
+    return cheapest_composition(schema.call, rows, operands_of(schema), required_outputs(schema), costs);
   };
   auto choice = cheapest_by(*costs_on(schema.mesh));
   if (!choice.has_value() &&
       model_.has_value()) {  // the model has no price for some layouts that plans can reach
-    CostSource costs(schema.mesh, std::nullopt);
+    SearchPool costs(schema.mesh, std::nullopt);
     choice = cheapest_by(costs);
   }
   if (!choice.has_value()) {
-    refuse(schema, why_there_is_none(schema));
+    refuse(schema, why_no_decision(schema));
   }
   return to_sharding(schema, rows, std::move(*choice));
 }
@@ -213,8 +213,8 @@ std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
   std::vector<OutputSharding> shardings;
-  for (auto& choice : all_choices(schema.call, rows, operands_of(schema), required_outputs(schema),
-                                  *costs_on(schema.mesh))) {
+  for (auto& choice : legal_compositions(schema.call, rows, operands_of(schema), required_outputs(schema),
+                                         *costs_on(schema.mesh))) {
     shardings.push_back(to_sharding(schema, rows, std::move(choice)));
   }
   return shardings;

@@ -37,7 +37,7 @@ struct OpSchema {
   OpCall call;  // propagate(schema) ignores its outputs
   Mesh mesh;
   std::vector<Layout> layouts;  // of call.tensors
-  std::vector<bool> stays;      // of call.tensors: whether the operator writes to it, so it cannot move
+  std::vector<bool> is_pinned;  // of call.tensors: whether the operator writes to it, so it cannot move
   // The layouts that outputs must have: an output that the operator writes to keeps its layout. Outputs
   // beyond the end of the list may have any layout.
   std::vector<std::optional<Layout>> results;
@@ -80,7 +80,7 @@ class Propagator {
   explicit Propagator(OutputMetas output_metas, std::optional<CostModel> model = std::nullopt);
 
   // Returns the redistribution costs on `mesh`, which all decisions share.
-  std::shared_ptr<CostSource> costs_on(const Mesh& mesh) const;
+  std::shared_ptr<SearchPool> costs_on(const Mesh& mesh) const;
   void forget_costs() const;
 
   // Returns the least-cost decision. Of equals, a decision that moves no input wins, then the first one.
@@ -109,7 +109,7 @@ class Propagator {
   OutputMetas output_metas_;
   std::optional<CostModel> model_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<CostSource>> costs_;  // most recently used first
+  mutable std::vector<std::shared_ptr<SearchPool>> costs_;  // most recently used first
 };
 
 // Returns at most five operators with rules whose names are nearest to `op`, nearest first.

@@ -37,8 +37,8 @@ class RowProduct {
 
   // Calls visit(rows) for each composition of rows that may follow each other and of which takes(axis, row)
   // holds, until visit() returns true. Returns true if it did.
-  template <typename Takes, typename Visit>
-  bool find(const Takes& takes, const Visit& visit) {
+  template <typename IsCandidate, typename Visit>
+  bool find(const IsCandidate& is_candidate, const Visit& visit) {
     if (rows_.size() == space_.num_axes()) {
       return visit(RowNumbers(rows_));
     }
@@ -46,11 +46,11 @@ class RowProduct {
     const auto& numbers = space_.rows_of(axis);
     for (size_t i = 0; i < numbers.size(); ++i) {
       const auto number = direction_ == Direction::kForward ? numbers[i] : numbers[numbers.size() - 1 - i];
-      if (!takes(axis, number) || !space_.may_follow(rows_, number)) {
+      if (!is_candidate(axis, number) || !space_.may_follow(rows_, number)) {
         continue;
       }
       rows_.push_back(number);
-      const bool is_found = find(takes, visit);
+      const bool is_found = find(is_candidate, visit);
       rows_.pop_back();
       if (is_found) {
         return true;

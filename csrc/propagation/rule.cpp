@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol {
 namespace {

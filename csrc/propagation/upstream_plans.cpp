@@ -87,11 +87,9 @@ UpstreamPlans::State UpstreamPlans::moved(State state, size_t axis, size_t place
 }
 
 bool UpstreamPlans::may_be_partial(const State& state, size_t axis, const Placement& placement) const {
-  const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
   for (size_t other = 0; other < rings_.size(); ++other) {
     const auto& held = at(state, other);
-    if (other != axis && held.is_partial() && held.op != placement.op &&
-        !(is_linear(held.op) && is_linear(placement.op))) {
+    if (other != axis && held.is_partial() && !commute(held.op, placement.op)) {
       return false;
     }
   }

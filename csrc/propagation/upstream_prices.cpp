@@ -20,9 +20,10 @@ bool is_same_upstream(const Placement& a, const Placement& b) {
   return a == b;
 }
 
-bool stays_for_free(const UpstreamOperand& operand, bool strided_as_order) {
+bool is_free_unmoved(const UpstreamOperand& operand, bool strided_as_order) {
   const bool has_strided = std::ranges::any_of(operand.source.placements, &Placement::is_strided);
-  return operand.is_elsewhere || std::ranges::all_of(operand.source.placements, &Placement::is_replicate) ||
+  return operand.is_on_other_mesh ||
+         std::ranges::all_of(operand.source.placements, &Placement::is_replicate) ||
          (is_default(operand.source.order) && (!has_strided || operand.strided_as_order == strided_as_order));
 }
 
@@ -33,7 +34,7 @@ UpstreamPrices::UpstreamPrices(const UpstreamOperand& operand, std::vector<Place
       strided_as_order_(strided_as_order),
       rings_(rings) {
   const auto& source = operand.source.placements;
-  is_free_ = operand.is_elsewhere || std::ranges::all_of(source, &Placement::is_replicate);
+  is_free_ = operand.is_on_other_mesh || std::ranges::all_of(source, &Placement::is_replicate);
   if (is_free_) {
     return;
   }
@@ -45,7 +46,7 @@ UpstreamPrices::UpstreamPrices(const UpstreamOperand& operand, std::vector<Place
 }
 
 bool UpstreamPrices::is_of(const UpstreamOperand& operand, const std::vector<Placement>& placements) const {
-  return operand.is_elsewhere == operand_.is_elsewhere && operand.meta.shape == operand_.meta.shape &&
+  return operand.is_on_other_mesh == operand_.is_on_other_mesh && operand.meta.shape == operand_.meta.shape &&
          operand.meta.dtype == operand_.meta.dtype && operand.source == operand_.source &&
          operand.strided_as_order == operand_.strided_as_order && placements == placements_;
 }
@@ -105,7 +106,7 @@ double UpstreamPrices::price(const std::vector<Placement>& target) const {
     const auto bytes = static_cast<double>(num_elements(operand_.meta.shape) * itemsize(operand_.meta.dtype));
     return dtensor_cost({placements, {}}, {target, {}}, bytes, rings_);
   }
-  if (target == placements && stays_for_free(operand_, strided_as_order_)) {
+  if (target == placements && is_free_unmoved(operand_, strided_as_order_)) {
     return 0;
   }
   const bool hides_source =

@@ -17,7 +17,7 @@ namespace funcol {
 bool is_same_upstream(const Placement& a, const Placement& b);
 
 // Returns true if the operand costs nothing in its own placements: in rows they have the default shard order.
-bool stays_for_free(const UpstreamOperand& operand, bool strided_as_order);
+bool is_free_unmoved(const UpstreamOperand& operand, bool strided_as_order);
 
 // The costs of an operand in every layout that the rows make, and for each prefix, that is, rows of the first
 // axes, the least cost of a layout that begins with it. All are priced at once; operands with more than

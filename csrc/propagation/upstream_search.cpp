@@ -15,9 +15,7 @@ namespace {
 std::array<bool, 2> class_of(const Placement& partial) { return {partial.mask != 0, partial.is_norm()}; }
 
 bool mixes_upstream(const Placement& a, const Placement& b) {
-  const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
-  return !a.is_partial() || !b.is_partial() ||
-         (class_of(a) == class_of(b) && (a.op == b.op || (is_linear(a.op) && is_linear(b.op))));
+  return !a.is_partial() || !b.is_partial() || (class_of(a) == class_of(b) && commute(a.op, b.op));
 }
 
 // The rows of each axis, and which compositions of them are legal.
@@ -143,15 +141,15 @@ class UpstreamCompositions {
       return rows_[axis < rows.size() ? rows[axis] : next].inputs[input];
     };
     const auto& operand = question_.operands[input];
-    if (operand.is_elsewhere) {
+    if (operand.is_on_other_mesh) {
       return true;
     }
     const auto& shape = operand.meta.shape;
-    bool stays = question_.allows_uneven;
+    bool keeps_placements = question_.allows_uneven;
     bool leaves = true;
-    for (size_t axis = 0; axis <= rows.size() && (stays || leaves); ++axis) {
+    for (size_t axis = 0; axis <= rows.size() && (keeps_placements || leaves); ++axis) {
       const auto& placement = input_on(axis);
-      stays = stays && is_same_upstream(placement, operand.source.placements[axis]);
+      keeps_placements = keeps_placements && is_same_upstream(placement, operand.source.placements[axis]);
       if (!placement.is_shard()) {
         continue;
       }
@@ -163,7 +161,7 @@ class UpstreamCompositions {
       leaves = leaves && placement.dim < static_cast<int64_t>(shape.size()) &&
                shape[placement.dim] >= num_shards * placement.split_factor;
     }
-    return stays || leaves;
+    return keeps_placements || leaves;
   }
 
   const UpstreamQuestion& question_;
@@ -250,7 +248,7 @@ class Search {
   bool moves_positional(const Row& row, size_t axis) const {
     for (size_t i = 0; i < question_.operands.size(); ++i) {
       const auto& operand = question_.operands[i];
-      if (operand.is_positional && !operand.is_elsewhere &&
+      if (operand.is_positional && !operand.is_on_other_mesh &&
           !is_same_upstream(row.inputs[i], operand.source.placements[axis])) {
         return true;
       }
@@ -258,13 +256,13 @@ class Search {
     return false;
   }
 
-  // Returns true if the positional operands, which stay, and the keyword tensors cost nothing.
+  // Returns true if the positional operands, which do not move, and the keyword tensors cost nothing.
   bool is_free(RowNumbers rows) {
     const bool is_all = std::ranges::all_of(question_.operands, &UpstreamOperand::is_positional);
-    const auto stays = [&](const auto& operand) {
-      return stays_for_free(operand, question_.strided_as_order);
+    const auto costs_nothing = [&](const auto& operand) {
+      return is_free_unmoved(operand, question_.strided_as_order);
     };
-    return is_all ? std::ranges::all_of(question_.operands, stays) : costs().at_least(0, rows) == 0;
+    return is_all ? std::ranges::all_of(question_.operands, costs_nothing) : costs().at_least(0, rows) == 0;
   }
 
   bool find_last_unmoved() {

@@ -27,7 +27,7 @@ struct UpstreamOperand {
   Layout source;
   bool strided_as_order = false;  // strided shards of the source mean a shard order
   bool is_positional = true;      // moves of keyword tensors are priced, but do not break ties
-  bool is_elsewhere = false;      // on another mesh: never moves, whatever the rows say
+  bool is_on_other_mesh = false;  // on another mesh: never moves, whatever the rows say
 };
 
 struct UpstreamQuestion {
@@ -46,7 +46,7 @@ struct UpstreamQuestion {
   // True if operands that keep their placements may leave ranks without elements.
   bool allows_uneven = false;
 
-  bool is_in_place = false;  // the first operand stays, and the first output has its placements
+  bool is_in_place = false;  // the first operand is pinned, and the first output has its placements
   std::vector<std::optional<std::vector<Placement>>> required;  // of outputs given by out=; may be short
   // True to prefer a composition without moves among those that cost nothing. PyTorch prefers one for an
   // operator on tensors, but not for the elements of lists.

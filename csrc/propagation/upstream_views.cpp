@@ -8,7 +8,7 @@
 #include "layout/shards.h"
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/reshape.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 namespace funcol {
 namespace {
@@ -35,31 +35,13 @@ DimMap reshaped_dims(const std::vector<DimGroup>& groups, size_t num_dims, const
   return map;
 }
 
-DimMap permuted_dims(const std::vector<int64_t>& dims) {
-  DimMap map(dims.size());
-  for (size_t i = 0; i < dims.size(); ++i) {
-    map[dims[i]] = static_cast<int64_t>(i);
-  }
-  return map;
-}
-
-DimMap transposed_dims(const OpCall& call, const Shape& shape) {
-  const auto num_dims = static_cast<int64_t>(shape.size());
-  auto map = same_dims(num_dims);
-  if (num_dims > 0) {
-    std::swap(map[counted_from_0(call, call.arg("dim0").integer(), num_dims)],
-              map[counted_from_0(call, call.arg("dim1").integer(), num_dims)]);
-  }
-  return map;
-}
-
 std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const Shape& to) {
   const std::string_view op = call.op;
   if (op == "aten::permute") {
-    return permuted_dims(dims_argument(call, "dims"));
+    return permutation(dims_argument(call, "dims"));
   }
   if (op == "aten::transpose.int") {
-    return transposed_dims(call, from);
+    return with_swapped_dims(call, "dim0", "dim1");
   }
   if (op == "aten::unsqueeze") {
     return with_inserted_dim(call);

@@ -168,7 +168,7 @@ void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* o
   }
 }
 
-bool starts_here(at::TensorList tensors) {
+bool can_bypass_dispatcher(at::TensorList tensors) {
   const bool records = at::GradMode::is_enabled();
   return std::ranges::none_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.is_meta() || (records && tensor.requires_grad());

@@ -41,7 +41,7 @@ void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* o
 
 // Returns true if a collective on these tensors may start without the dispatcher: none is on the meta device
 // or has a gradient to record.
-bool starts_here(at::TensorList tensors);
+bool can_bypass_dispatcher(at::TensorList tensors);
 
 // Returns true if all of `tensors` are on the meta device and `group` is a name that no group of this process
 // has. Only PyTorch's operators handle such calls: they find the result's shape without the group.

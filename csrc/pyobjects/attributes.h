@@ -56,17 +56,17 @@ void set_attribute(py::handle object, py::handle value) {
   }
 }
 
-// Returns an attribute; null, without an error, if there is none.
+// Returns an attribute; null if there is none. Raises the error of a property, unless it is AttributeError.
 template <AttributeName name>
 py::object find_attribute(py::handle object) {
   PyObject* value = nullptr;
 #if PY_VERSION_HEX >= 0x030D0000
-  PyObject_GetOptionalAttr(object.ptr(), interned<name>(), &value);
+  const int found = PyObject_GetOptionalAttr(object.ptr(), interned<name>(), &value);
 #else
-  _PyObject_LookupAttr(object.ptr(), interned<name>(), &value);
+  const int found = _PyObject_LookupAttr(object.ptr(), interned<name>(), &value);
 #endif
-  if (value == nullptr) {
-    PyErr_Clear();
+  if (found < 0) {
+    throw py::error_already_set();
   }
   return py::reinterpret_steal<py::object>(value);
 }

@@ -1,7 +1,7 @@
 // Functions of funcol's Python side that C++ calls.
 //
-// C++ imports none of funcol's Python modules: each module registers its functions with hand_over() when it
-// is loaded. python/funcol/_C/callbacks.pyi has their types, at hand_over().
+// C++ imports none of funcol's Python modules: each module registers its functions with register_callback()
+// when it is loaded. python/funcol/_C/callbacks.pyi has their types, at register_callback().
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -36,16 +36,16 @@ inline std::array<PyObject*, kCallbackNames.size()> callbacks{};  // under the G
 // Returns a registered function. Raises RuntimeError naming it if the module that has it is not loaded.
 inline py::handle callback(Callback which) {
   auto* const function = callbacks.at(which.index);
-  TORCH_CHECK(function != nullptr, "funcol: Python has not handed over ", kCallbackNames.at(which.index),
+  TORCH_CHECK(function != nullptr, "funcol: Python has not registered ", kCallbackNames.at(which.index),
               "(), which C++ needs. Import the module of funcol whose function was called.");
   return function;
 }
 
 // Registers the function of `name`, a name in _C/callbacks.pyi. Raises ValueError for other names. The
 // function is kept until another one replaces it.
-inline void hand_over(const std::string& name, const py::object& function) {
+inline void register_callback(const std::string& name, const py::object& function) {
   const auto* const found = std::ranges::find(kCallbackNames, name);
-  TORCH_CHECK_VALUE(found != kCallbackNames.end(), "funcol::hand_over: there is no function '", name,
+  TORCH_CHECK_VALUE(found != kCallbackNames.end(), "funcol::register_callback: there is no function '", name,
                     "'. Expected a name that _C/callbacks.pyi lists.");
   Py_XSETREF(callbacks.at(found - kCallbackNames.begin()), function.inc_ref().ptr());
 }

@@ -30,7 +30,7 @@ namespace {
 constexpr size_t kNumFunctions = size_t{1} << 12;
 
 // The kinds of calls, as python/funcol/installation/spmd_types_checks.py numbers them.
-enum class CallKind : uint8_t { kPassedOn, kRemembered, kChecked };
+enum class CallKind : uint8_t { kUnchecked, kCached, kChecked };
 
 // Returns the __dict__ of a tensor, where the package keeps types.
 py::object dict_of(PyObject* tensor) { return checked(PyObject_GenericGetDict(tensor, nullptr)); }
@@ -53,7 +53,7 @@ class CheckedCall : public WordKey {
   using WordKey::add;
   void add_object(PyObject* object) {
     add(reinterpret_cast<uintptr_t>(object));
-    held_.push_back(py::reinterpret_borrow<py::object>(object));
+    kept_objects_.push_back(py::reinterpret_borrow<py::object>(object));
   }
 
   // Adds a value. Returns false for an object that is not known to be one.
@@ -71,7 +71,7 @@ class CheckedCall : public WordKey {
   void forget_tensors() { tensors_.clear(); }
 
   size_t heap_bytes() const {
-    return WordKey::heap_bytes() + held_.capacity() * sizeof(py::object) + kBlockBytes;
+    return WordKey::heap_bytes() + kept_objects_.capacity() * sizeof(py::object) + kBlockBytes;
   }
 
  private:
@@ -82,7 +82,7 @@ class CheckedCall : public WordKey {
   bool add_items(PyObject* dict);
   bool add_tensor(PyObject* object);
 
-  std::vector<py::object> held_;
+  std::vector<py::object> kept_objects_;
   std::vector<PyObject*> tensors_;
 };
 
@@ -236,12 +236,12 @@ std::shared_ptr<const Outcome> outcome_of(PyObject* result, const CheckedCall& k
 // does not match that call's.
 bool apply(const Outcome& outcome, PyObject* result, const CheckedCall& key) {
   const auto found = tensors_of(result);
-  const auto is_alike = [&](PyObject* tensor, const Leaf& leaf) {
+  const auto matches = [&](PyObject* tensor, const Leaf& leaf) {
     return leaf.ndim == THPVariable_Unpack(tensor).dim() && leaf.same_as == place_in(key.tensors(), tensor) &&
            (leaf.same_as >= 0 || spec_in(dict_of(tensor)) == nullptr);
   };
   if (!found.is_plain || found.is_tensor != outcome.is_tensor ||
-      !std::ranges::equal(found.tensors, outcome.leaves, is_alike)) {
+      !std::ranges::equal(found.tensors, outcome.leaves, matches)) {
     return false;
   }
   for (size_t i = 0; i < found.tensors.size(); ++i) {
@@ -279,7 +279,7 @@ CallKind kind_of(PyObject* func) {
   if (Py_TYPE(func) == &_PyMethodWrapper_Type) {  // reads or sets an attribute
     const bool is_read = PyUnicode_CompareWithASCIIString(attribute<"__name__">(func).ptr(), "__get__") == 0;
     return is_read && PySet_Contains(memory().checker.getters.ptr(), attribute<"__self__">(func).ptr()) == 0
-               ? CallKind::kPassedOn
+               ? CallKind::kUnchecked
                : CallKind::kChecked;
   }
   if (!PyCFunction_Check(func) && !PyFunction_Check(func) && Py_TYPE(func) != &PyMethodDescr_Type &&
@@ -353,10 +353,10 @@ py::object check_types(py::handle mode, py::handle func, py::handle types, py::h
   const auto own = memory().checker.check;  // held: another thread may uninstall funcol meanwhile
   const auto recheck = memory().checker.recheck;
   const auto kind = kind_of(func.ptr());
-  if (kind == CallKind::kPassedOn) {
+  if (kind == CallKind::kUnchecked) {
     return call(func, args, kwargs);
   }
-  auto key = kind == CallKind::kRemembered ? key_of(mode, func, args, kwargs) : std::nullopt;
+  auto key = kind == CallKind::kCached ? key_of(mode, func, args, kwargs) : std::nullopt;
   if (!key) {
     return own(mode, func, types, args, kwargs);
   }
@@ -365,7 +365,7 @@ py::object check_types(py::handle mode, py::handle func, py::handle types, py::h
     auto result = own(mode, func, types, args, kwargs);
     if (auto outcome = outcome_of(result.ptr(), *key)) {
       key->forget_tensors();
-      memory().calls.put(*std::move(key), std::move(outcome));
+      memory().calls.insert_if_admitted(*std::move(key), std::move(outcome));
     }
     return result;
   }
@@ -403,7 +403,7 @@ py::object assert_type(py::handle own, py::handle tensor, py::handle types, py::
       own(tensor, *py::reinterpret_borrow<py::args>(types), **py::reinterpret_borrow<py::kwargs>(options));
   if (result.is(tensor)) {
     if (auto outcome = outcome_of(tensor.ptr(), key); outcome->leaves.front().type) {
-      memory().calls.put(std::move(key), std::move(outcome));
+      memory().calls.insert_if_admitted(std::move(key), std::move(outcome));
     }
   }
   return result;

@@ -36,7 +36,6 @@ bool is_placement(py::handle object) {
       false, "funcol: the placement ", std::string(py::repr(object)), " is a ", type_name(object),
       ", a kind with rules of its own. There are Replicate, Shard, _StridedShard, Partial and "
       "_MaskPartial.");
-  throw std::logic_error("unreachable");
 }
 
 // Returns the reduction of a name. Raises NotImplementedError for an unknown one, which PyTorch rejects only
@@ -47,7 +46,6 @@ PartialOp known_reduction(const std::string& name) {
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol: ", error.what());
   }
-  throw std::logic_error("unreachable");
 }
 
 // A list or tuple. Reads its items without calling Python, which indexing a named tuple would do.
@@ -74,13 +72,13 @@ int64_t integer(py::handle object, const char* what) {
   return object.cast<int64_t>();
 }
 
-struct MeshAsRead {
+struct CachedMesh {
   Mesh mesh;
   Py_ssize_t num_flattened = -1;
 };
 
-MeshTable<MeshAsRead>& meshes_as_read() {
-  static MeshTable<MeshAsRead> meshes;
+MeshTable<CachedMesh>& cached_meshes() {
+  static MeshTable<CachedMesh> meshes;
   return meshes;
 }
 
@@ -189,7 +187,7 @@ ShardOrder to_shard_order(py::handle object) {
 }
 
 const Mesh& to_mesh(py::handle object) {
-  const auto* const known = meshes_as_read().find(object);
+  const auto* const known = cached_meshes().find(object);
   if (known == nullptr) {
     py::detail::type_caster_base<Mesh> caster;
     if (caster.load(object, /*convert=*/false)) {
@@ -202,7 +200,7 @@ const Mesh& to_mesh(py::handle object) {
   if (known != nullptr && known->num_flattened == *flattened) {
     return known->mesh;
   }
-  return meshes_as_read().put(object, {read_mesh(object), *flattened}).mesh;
+  return cached_meshes().insert_or_assign(object, {read_mesh(object), *flattened}).mesh;
 }
 
 bool has_masks(const Layout& layout) {

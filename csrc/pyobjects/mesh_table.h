@@ -23,7 +23,7 @@ class MeshTable {
   }
 
   // Adds a value, or replaces the mesh's earlier one.
-  Value& put(py::handle mesh, Value value) {
+  Value& insert_or_assign(py::handle mesh, Value value) {
     auto* const address = mesh.ptr();
     const auto [entry, is_new] = values_.insert_or_assign(address, std::move(value));
     if (is_new) {

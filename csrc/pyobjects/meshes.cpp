@@ -55,12 +55,12 @@ uint64_t value_of_mesh(const py::object& mesh) {
   static uint64_t num_values = 0;
   const auto number = py::handle(by_value).attr("setdefault")(mesh, num_values + 1).cast<uint64_t>();
   num_values = std::max(num_values, number);
-  return numbers->put(mesh, number);
+  return numbers->insert_or_assign(mesh, number);
 }
 
 void note_mesh(py::handle device_mesh) {
   if (moments().find(device_mesh) == nullptr) {
-    moments().put(device_mesh, group_moment());
+    moments().insert_or_assign(device_mesh, group_moment());
   }
 }
 
@@ -72,7 +72,7 @@ GroupMoment mesh_moment(py::handle device_mesh) {
     return *known;
   }
   const py::object root = device_mesh.attr("_get_root_mesh")();
-  return moments().put(device_mesh, root.is(device_mesh) ? group_moment() : mesh_moment(root));
+  return moments().insert_or_assign(device_mesh, root.is(device_mesh) ? group_moment() : mesh_moment(root));
 }
 
 KnownMesh& known_mesh(py::handle device_mesh) {
@@ -85,7 +85,8 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     forget_mesh(known->id);
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh, {new_mesh_id(),
+  auto& entry = known_meshes().insert_or_assign(device_mesh,
+                                                {new_mesh_id(),
                                                  mesh,
                                                  std::nullopt,
                                                  {},

@@ -106,8 +106,8 @@ class Reader {
  public:
   Reader(PythonSchema& schema, Reading reading) : schema_(schema), reading_(reading) {}
 
-  // Reads an argument. `stays`: its tensors cannot move.
-  Argument read(py::handle object, bool stays) {
+  // Reads an argument. `is_pinned`: its tensors cannot move.
+  Argument read(py::handle object, bool is_pinned) {
     auto* const value = object.ptr();
     if (value == Py_None) {
       return {};
@@ -116,18 +116,22 @@ class Reader {
       return {value == Py_True};
     }
     if (PyLong_Check(value)) {
-      return {static_cast<int64_t>(PyLong_AsLongLong(value))};
+      int overflow = 0;
+      const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+      TORCH_CHECK_NOT_IMPLEMENTED(overflow == 0, "funcol::", kPropagateOpSharding, ": an argument of ",
+                                  schema_.op->name, " is an int beyond 64 bits.");
+      return {number};
     }
     if (PyFloat_Check(value)) {
       return {PyFloat_AS_DOUBLE(value)};
     }
     if (is_spec(object)) {
-      return read_tensor(object, stays);
+      return read_tensor(object, is_pinned);
     }
     if (PyTuple_Check(value) || PyList_Check(value)) {
       Argument::List list;
       for (const auto& element : py::reinterpret_borrow<py::sequence>(object)) {
-        list.push_back(read(element, stays));
+        list.push_back(read(element, is_pinned));
       }
       return {std::move(list)};
     }
@@ -148,34 +152,34 @@ class Reader {
   }
 
   // Reads a value on the dispatcher's stack likewise. Takes the specs of its tensors from `specs`.
-  Argument read(const c10::IValue& value, const c10::TypePtr& type, bool stays,
+  Argument read(const c10::IValue& value, const c10::TypePtr& type, bool is_pinned,
                 std::vector<py::object>::const_iterator& specs) {
     if (value.isTensor()) {
       const auto& tensor = value.toTensor();
       if (tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         return to_argument(tensor.item(), c10::NumberType::get());  // as Python sees it
       }
-      return tensor.defined() ? read_tensor(*specs++, stays) : Argument{};
+      return tensor.defined() ? read_tensor(*specs++, is_pinned) : Argument{};
     }
     if (!value.isList()) {
       return to_argument(value, type);
     }
     if (type->kind() == c10::TypeKind::OptionalType) {
-      return read(value, type->expectRef<c10::OptionalType>().getElementType(), stays, specs);
+      return read(value, type->expectRef<c10::OptionalType>().getElementType(), is_pinned, specs);
     }
     Argument::List list;
     for (const c10::IValue& element : value.toListRef()) {
-      list.push_back(read(element, type->expectRef<c10::ListType>().getElementType(), stays, specs));
+      list.push_back(read(element, type->expectRef<c10::ListType>().getElementType(), is_pinned, specs));
     }
     return {std::move(list)};
   }
 
   // Notes a tensor given by keyword, for PyTorch's rules.
-  void note_keyword(const c10::Argument& argument, py::handle spec) {
+  void add_keyword(const c10::Argument& argument, py::handle spec) {
     auto& keyword = schema_.keywords.emplace_back(KeywordTensor{argument.name(), std::nullopt, false});
     if (argument.is_out()) {
       keyword.out = Spec{read_meta(spec), read_layout_as_pytorch(spec)};
-      keyword.strided_as_order = compat::strided_shards_stand_for_order(spec);
+      keyword.strided_as_order = compat::strided_shards_represent_shard_order(spec);
     }
   }
 
@@ -199,18 +203,18 @@ class Reader {
     auto layout = reading_ == Reading::kAsPyTorch ? read_layout_as_pytorch(spec)
                                                   : read_layout(spec, meta, schema_.op->name);
     if (has_strided_shards(layout) && !schema_.strided_as_order) {
-      schema_.strided_as_order = compat::strided_shards_stand_for_order(spec);
+      schema_.strided_as_order = compat::strided_shards_represent_shard_order(spec);
     }
     return layout;
   }
 
-  Argument read_tensor(py::handle spec, bool stays) {
+  Argument read_tensor(py::handle spec, bool is_pinned) {
     auto meta = read_meta(spec);
     auto layout = layout_of(spec, meta);
     const TensorNumber number{schema_.call.tensors.size()};
     schema_.call.tensors.push_back(std::move(meta));
     schema_.layouts.push_back(std::move(layout));
-    schema_.stays.push_back(stays);
+    schema_.is_pinned.push_back(is_pinned);
     schema_.tensors.push_back({py::reinterpret_borrow<py::object>(spec), attribute<"mesh">(spec)});
     return {number};
   }
@@ -221,7 +225,7 @@ class Reader {
 
 // Gives results the layouts of the arguments that an in-place operator writes to and returns. Layouts of out=
 // results are known already.
-void require_results_of_written(PythonSchema& schema) {
+void require_written_layouts(PythonSchema& schema) {
   const auto& op = *schema.op;
   const auto& arguments = op.handle.schema().arguments();
   for (size_t i = 0; i < op.returned.size(); ++i) {
@@ -238,26 +242,26 @@ void require_results_of_written(PythonSchema& schema) {
 }
 
 // Lets gradients of fused optimizers move if there is no scale: only unscaling writes to them.
-void free_gradients_that_are_read(PythonSchema& schema) {
+void unpin_read_gradients(PythonSchema& schema) {
   const auto& call = schema.call;
   if (!call.has_arg("grads") || !call.has_arg("grad_scale") || !call.arg("grad_scale").is_none()) {
     return;
   }
   for (const auto& gradient : call.arg("grads").list()) {
-    schema.stays[gradient.tensor()] = false;
+    schema.is_pinned[gradient.tensor()] = false;
   }
 }
 
 // Lets running statistics of batch norms move outside of training: only training writes to them, whatever
 // their schemas say.
-void free_statistics_that_are_read(PythonSchema& schema) {
+void unpin_read_statistics(PythonSchema& schema) {
   const auto& call = schema.call;
   if (!call.has_arg("training") || call.arg("training").boolean()) {
     return;
   }
   for (const auto* name : {"running_mean", "running_var"}) {
     if (call.has_arg(name) && call.arg(name).is_tensor()) {
-      schema.stays[call.arg(name).tensor()] = false;
+      schema.is_pinned[call.arg(name).tensor()] = false;
     }
   }
 }
@@ -305,12 +309,12 @@ Spec read_spec_as_pytorch(py::handle spec) { return {read_meta(spec), read_layou
 
 namespace {
 
-void note_what_moves(PythonSchema& schema) {
+void apply_write_constraints(PythonSchema& schema) {
   TORCH_CHECK_VALUE(schema.mesh, "funcol::", kPropagateOpSharding, ": ", schema.call.op,
                     " got no tensor of a mesh among its arguments.");
-  require_results_of_written(schema);
-  free_gradients_that_are_read(schema);
-  free_statistics_that_are_read(schema);
+  require_written_layouts(schema);
+  unpin_read_gradients(schema);
+  unpin_read_statistics(schema);
 }
 
 }  // namespace
@@ -333,8 +337,8 @@ PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading r
     if (argument.is_out()) {
       reader.read_out(value ? value : py::none());
     } else if (value) {
-      const bool stays = schema.op->is_written[i] || !(by_position || moves_keywords);
-      schema.call.args.emplace_back(argument.name(), reader.read(value, stays));
+      const bool is_pinned = schema.op->is_written[i] || !(by_position || moves_keywords);
+      schema.call.args.emplace_back(argument.name(), reader.read(value, is_pinned));
     } else {
       schema.call.args.emplace_back(argument.name(), schema.op->defaults[i]);
     }
@@ -347,12 +351,12 @@ PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading r
     schema.lists_operands = python::lists_operands(attribute<"schema_info">(op_schema));
     for (const auto& [name, value] : kwargs) {
       if (is_spec(value)) {
-        reader.note_keyword(
+        reader.add_keyword(
             arguments[*schema.op->handle.schema().argumentIndexWithName(name.cast<std::string>())], value);
       }
     }
   }
-  note_what_moves(schema);
+  apply_write_constraints(schema);
   return schema;
 }
 
@@ -369,7 +373,7 @@ PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> 
     const auto& argument = arguments[i];
     schema.num_positional += argument.kwarg_only() ? 0 : 1;
     if (argument.kwarg_only() && values[i].isTensor() && values[i].toTensor().defined()) {
-      reader.note_keyword(argument, *spec);
+      reader.add_keyword(argument, *spec);
     }
     if (!argument.is_out()) {
       schema.call.args.emplace_back(
@@ -382,7 +386,7 @@ PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> 
       reader.read_out(py::none());
     }
   }
-  note_what_moves(schema);
+  apply_write_constraints(schema);
   return schema;
 }
 

@@ -69,7 +69,7 @@ struct PythonSchema {
   OpCall call;                                 // without outputs
   std::vector<TensorSpec> tensors;             // of call.tensors
   std::vector<Layout> layouts;                 // of call.tensors
-  std::vector<bool> stays;                     // of call.tensors: whether it cannot move
+  std::vector<bool> is_pinned;                 // of call.tensors: whether it cannot move
   std::vector<std::optional<Layout>> results;  // layouts that in-place and out= results must have
   py::object mesh;                             // of the first tensor
   bool strided_as_order = false;               // a strided shard among the tensors stands for a shard order
@@ -97,14 +97,14 @@ PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> 
                               const std::vector<py::object>& specs, bool lists_operands);
 
 // A full schema, or one element of its lists.
-struct Part {
+struct SubSchema {
   OpSchema schema;
   py::object mesh;
   std::vector<size_t> tensors;  // the numbers of schema.call.tensors in the full schema
 };
 
-// Returns one part, or one for each element if the operator does the same to every element of its lists.
-// Raises ValueError for tensors of different meshes in one part, unless they replicate.
-std::vector<Part> parts_of(const PythonSchema& schema);
+// Returns the full schema, or one for each element if the operator does the same to every element of its
+// lists. Raises ValueError for tensors of different meshes in one of them, unless they replicate.
+std::vector<SubSchema> sub_schemas_of(const PythonSchema& schema);
 
 }  // namespace funcol::python

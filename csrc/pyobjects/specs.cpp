@@ -38,7 +38,7 @@ struct SpecKey : WordKey {
 uint64_t id_of_mesh(py::handle mesh) {
   static auto* const ids = new MeshTable<uint64_t>([](const uint64_t& id) { forget_mesh(id); });  // NOLINT
   const auto* const known = ids->find(mesh);
-  return known != nullptr ? *known : ids->put(mesh, new_mesh_id());
+  return known != nullptr ? *known : ids->insert_or_assign(mesh, new_mesh_id());
 }
 
 Cache<SpecKey, SharedSpecPtr>& specs() {
@@ -138,13 +138,13 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
 }
 
 // Returns the object that a spec keeps as its hash; null if it keeps none.
-py::object kept_hash(PyObject* spec) {
+py::object cached_hash(PyObject* spec) {
   auto hash = find_attribute<"_hash">(spec);
   return hash && PyLong_CheckExact(hash.ptr()) ? hash : py::object();
 }
 
 const SharedSpec* find_by_hash(PyObject* spec) {
-  const auto hash = kept_hash(spec);
+  const auto hash = cached_hash(spec);
   const auto found = hash ? by_hash().find(hash.ptr()) : by_hash().end();
   return found != by_hash().end() ? found->second : nullptr;
 }
@@ -158,7 +158,7 @@ void set_field(PyObject* spec, py::handle value) {
   }
 }
 
-bool are_alike(const py::tuple& one, const py::tuple& other) {
+bool have_equal_items(const py::tuple& one, const py::tuple& other) {
   return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](py::handle a, py::handle b) {
     return Py_TYPE(a.ptr()) == Py_TYPE(b.ptr()) && PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ) == 1;
   });
@@ -186,10 +186,10 @@ py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   const auto own = copy(spec, {{interned<"mesh">(), py::none()},
                                {interned<"tensor_meta">(), py::none()},
                                {interned<"_hash">(), py::none()}});
-  auto words = words_of(layout, compat::strided_shards_stand_for_order(spec));
+  auto words = words_of(layout, compat::strided_shards_represent_shard_order(spec));
   const auto& earlier = specs_of_layouts().try_emplace(std::move(words), own).first->second;
   const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
-                       are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
+                       have_equal_items(attribute<"placements">(own), attribute<"placements">(earlier)) &&
                        attribute<"shard_order">(own).equal(attribute<"shard_order">(earlier));
   return is_same ? earlier : own;
 }
@@ -227,7 +227,7 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
   }
   auto spec = spec_of_known_layout(value, mesh, strided_as_order);
   auto shared = std::make_shared<const SharedSpec>(mesh_id, value, spec ? spec : make());
-  specs().put(std::move(key), shared);
+  specs().insert_if_admitted(std::move(key), shared);
   return shared;
 }
 
@@ -253,7 +253,7 @@ bool are_equal(const py::object& one, const py::object& other) {
   return result == 1;
 }
 
-bool hold_alike(py::handle spec, py::handle other) {
+bool have_same_layout(py::handle spec, py::handle other) {
   return spec.is(other) ||
          (are_same_placements(attribute<"placements">(spec), attribute<"placements">(other)) &&
           are_equal(attribute<"shard_order">(spec), attribute<"shard_order">(other)));
@@ -270,7 +270,11 @@ bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
     if (!PyLong_CheckExact(number)) {
       return false;
     }
-    numbers[i] = PyLong_AsLongLong(number);
+    int overflow = 0;
+    numbers[i] = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow != 0) {
+      return false;
+    }
   }
   return true;
 }
@@ -287,16 +291,18 @@ py::object meta_of(py::handle spec, const char* op) {
 std::vector<int64_t> shape_of(py::handle spec, const char* op) {
   const auto shape = attribute<"shape">(meta_of(spec, op));
   std::vector<int64_t> sizes;
-  for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
-    sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
-                                                  : py::int_(size).cast<int64_t>());
+  if (!read_ints(shape, sizes)) {
+    sizes.clear();
+    for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
+      sizes.push_back(py::int_(size).cast<int64_t>());
+    }
   }
   return sizes;
 }
 
 // Lets find_by_hash() find the spec, and its later copies.
 void share_hash(PyObject* spec, const SharedSpec& shared) {
-  const auto own = kept_hash(spec);
+  const auto own = cached_hash(spec);
   if (!own || by_hash().count(own.ptr()) != 0) {
     return;
   }
@@ -370,7 +376,7 @@ SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
       return nullptr;
     }
     const bool strided_as_order =
-        has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
+        has_strided_shards(value.layout) && compat::strided_shards_represent_shard_order(spec);
     return find_or_make(mesh, value, strided_as_order, [&] { return copy_onto(spec, mesh); });
   } catch (const c10::Error&) {
   } catch (const py::error_already_set&) {

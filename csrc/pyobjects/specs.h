@@ -35,9 +35,10 @@ struct SpecObjects {
 bool are_equal(const py::object& one, const py::object& other);
 
 // Returns true if the placements and shard orders of two specs are equal.
-bool hold_alike(py::handle spec, py::handle other);
+bool have_same_layout(py::handle spec, py::handle other);
 
-// Reads the integers of a tuple. Returns false if it is not a tuple, or one of them is a symbol.
+// Reads the integers of a tuple. Returns false if it is not a tuple, or one of them is a symbol or
+// beyond 64 bits.
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
 
 // Returns the spec's tensor_meta. Raises ValueError naming `op` if it has none.

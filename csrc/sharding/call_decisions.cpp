@@ -55,13 +55,13 @@ void add_call(WordKey& key, const OpCall& call, const std::vector<Layout>& layou
   }
 }
 
-// Returns for each part the first one that equals it.
-std::vector<size_t> first_alike(const std::vector<Part>& parts) {
+// Returns for each sub-schema the number of the first one that equals it.
+std::vector<size_t> first_equal(const std::vector<SubSchema>& sub_schemas) {
   std::map<std::vector<uint64_t>, size_t> first;
   std::vector<size_t> like;
-  for (const auto& [schema, mesh, tensors] : parts) {
+  for (const auto& [schema, mesh, tensors] : sub_schemas) {
     WordKey key{{reinterpret_cast<uintptr_t>(mesh.ptr())}};
-    key.add_all(schema.stays);
+    key.add_all(schema.is_pinned);
     add_call(key, schema.call, schema.layouts, schema.results, /*with_factors=*/true);
     like.push_back(first.try_emplace(std::move(key.words), like.size()).first->second);
   }
@@ -99,36 +99,36 @@ py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle 
 }
 
 // Returns an output's spec: a copy of an input's if they are equal, as they mostly are.
-py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
+py::object output_spec(const PythonSchema& schema, const SubSchema& sub_schema, const Spec& output,
                        const MaskObjects& masks) {
-  for (size_t i = 0; i < part.tensors.size(); ++i) {
-    const auto& tensor = schema.tensors[part.tensors[i]];
-    if (part.schema.layouts[i] == output.layout && part.schema.call.tensors[i] == output.meta &&
-        tensor.mesh.is(part.mesh)) {
+  for (size_t i = 0; i < sub_schema.tensors.size(); ++i) {
+    const auto& tensor = schema.tensors[sub_schema.tensors[i]];
+    if (sub_schema.schema.layouts[i] == output.layout && sub_schema.schema.call.tensors[i] == output.meta &&
+        tensor.mesh.is(sub_schema.mesh)) {
       return copy_spec(tensor.spec);
     }
   }
-  return python_spec(schema, output, part.mesh, masks);
+  return python_spec(schema, output, sub_schema.mesh, masks);
 }
 
 }  // namespace
 
-py::tuple decided_specs(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
-                        MaskObjects masks) {
+py::tuple decided_specs(const PythonSchema& schema, const SubSchema& sub_schema,
+                        const OutputSharding& sharding, MaskObjects masks) {
   for (size_t number = 0; number < sharding.masks.size(); ++number) {
     masks.add(new_mask(number), to_python_mask(sharding.masks[number]));
   }
   py::list outputs;
   for (const auto& output : sharding.outputs) {
-    outputs.append(output.has_value() ? output_spec(schema, part, *output, masks) : py::none());
+    outputs.append(output.has_value() ? output_spec(schema, sub_schema, *output, masks) : py::none());
   }
   py::list inputs;
   for (size_t i = 0; i < sharding.inputs.size(); ++i) {
-    const auto& tensor = schema.tensors[part.tensors[i]];
-    const bool stays = sharding.inputs[i] == part.schema.layouts[i];
-    inputs.append(
-        stays ? copy_spec(tensor.spec)
-              : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]}, part.mesh, masks));
+    const auto& tensor = schema.tensors[sub_schema.tensors[i]];
+    const bool is_unmoved = sharding.inputs[i] == sub_schema.schema.layouts[i];
+    inputs.append(is_unmoved ? copy_spec(tensor.spec)
+                             : python_spec(schema, {sub_schema.schema.call.tensors[i], sharding.inputs[i]},
+                                           sub_schema.mesh, masks));
   }
   return py::make_tuple(std::move(outputs), std::move(inputs), py::cast(sharding.costs),
                         sharding.needs_redistribute);
@@ -162,18 +162,19 @@ WordKey decision_key(const PythonSchema& schema, bool has_rule) {
   return key;
 }
 
-std::optional<Reason> CallDecisions::decide(const Decide& decide_part) {
-  like_ = first_alike(parts_);
-  for (size_t i = 0; i < parts_.size(); ++i) {
+std::optional<Reason> CallDecisions::decide(const Decide& decide_sub_schema) {
+  first_equal_ = first_equal(sub_schemas_);
+  for (size_t i = 0; i < sub_schemas_.size(); ++i) {
     auto& decision = decisions_.emplace_back();
-    if (like_[i] != i) {
+    if (first_equal_[i] != i) {
       continue;
     }
-    auto found = decide_part(parts_[i], schema_.op->is_per_element ? py::cast(i) : py::object(py::none()));
+    auto found =
+        decide_sub_schema(sub_schemas_[i], schema_.op->is_per_element ? py::cast(i) : py::object(py::none()));
     if (auto* const reason = std::get_if<Reason>(&found)) {
       return std::move(*reason);
     }
-    decision = std::get<PartDecision>(std::move(found));
+    decision = std::get<SubDecision>(std::move(found));
   }
   return std::nullopt;
 }
@@ -182,8 +183,8 @@ py::list CallDecisions::specs() const {
   py::list specs;
   for (size_t i = 0; i < decisions_.size(); ++i) {
     const auto& [sharding, masks] = decisions_[i];
-    specs.append(like_[i] == i ? decided_specs(schema_, parts_[i], sharding, masks)
-                               : with_own_outputs(specs[like_[i]].cast<py::tuple>()));
+    specs.append(first_equal_[i] == i ? decided_specs(schema_, sub_schemas_[i], sharding, masks)
+                                      : with_own_outputs(specs[first_equal_[i]].cast<py::tuple>()));
   }
   return specs;
 }
@@ -191,12 +192,12 @@ py::list CallDecisions::specs() const {
 std::optional<CallDecision> CallDecisions::values() const {
   CallDecision decision{{}, schema_.layouts, false};
   for (size_t i = 0; i < decisions_.size(); ++i) {
-    const auto& [sharding, masks] = decisions_[like_[i]];
+    const auto& [sharding, masks] = decisions_[first_equal_[i]];
     if (!masks.empty() || !sharding.masks.empty()) {
       return std::nullopt;
     }
-    for (size_t k = 0; k < parts_[i].tensors.size(); ++k) {
-      decision.inputs[parts_[i].tensors[k]] = sharding.inputs[k];
+    for (size_t k = 0; k < sub_schemas_[i].tensors.size(); ++k) {
+      decision.inputs[sub_schemas_[i].tensors[k]] = sharding.inputs[k];
     }
     decision.outputs.insert(decision.outputs.end(), sharding.outputs.begin(), sharding.outputs.end());
     decision.moves = decision.moves || sharding.needs_redistribute;

@@ -29,10 +29,10 @@ WordKey decision_key(const PythonSchema& schema, bool has_rule);
 
 // Returns (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks` are those of
 // rows from Python; makes the masks that the decision itself introduces.
-py::tuple decided_specs(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
-                        MaskObjects masks);
+py::tuple decided_specs(const PythonSchema& schema, const SubSchema& sub_schema,
+                        const OutputSharding& sharding, MaskObjects masks);
 
-struct PartDecision {
+struct SubDecision {
   OutputSharding sharding;
   MaskObjects masks = {};  // of rows from Python
 };
@@ -44,27 +44,30 @@ struct CallDecision {
   bool moves = false;                        // some tensors are redistributed first
 };
 
-// The decisions of a call's parts. Equal parts, as most elements of an optimizer's lists are, share one.
+// The decisions of a call's sub-schemas. Equal ones, as most elements of an optimizer's lists are, share one.
 class CallDecisions {
  public:
-  // Raises what parts_of() raises. `schema` must outlive this.
-  explicit CallDecisions(const PythonSchema& schema) : schema_(schema), parts_(parts_of(schema)) {}
+  // Raises what sub_schemas_of() raises. `schema` must outlive this.
+  explicit CallDecisions(const PythonSchema& schema)
+      : schema_(schema), sub_schemas_(sub_schemas_of(schema)) {}
 
-  // A function that decides a part; `index` is that of an element of the lists, or None for the full call.
-  using Decide = std::function<std::variant<PartDecision, Reason>(Part& part, const py::object& index)>;
-  // Decides all parts. Returns the first reason not to.
-  std::optional<Reason> decide(const Decide& decide_part);
+  // A function that decides a sub-schema; `index` is that of an element of the lists, or None for the full
+  // call.
+  using Decide =
+      std::function<std::variant<SubDecision, Reason>(SubSchema& sub_schema, const py::object& index)>;
+  // Decides all sub-schemas. Returns the first reason not to.
+  std::optional<Reason> decide(const Decide& decide_sub_schema);
 
-  // Returns decided_specs() of each part.
+  // Returns decided_specs() of each sub-schema.
   py::list specs() const;
   // Returns nullopt if a decision makes masks.
   std::optional<CallDecision> values() const;
 
  private:
   const PythonSchema& schema_;
-  std::vector<Part> parts_;
-  std::vector<size_t> like_;  // the first part that equals each
-  std::vector<PartDecision> decisions_;
+  std::vector<SubSchema> sub_schemas_;
+  std::vector<size_t> first_equal_;  // by sub-schema: the first one that equals it
+  std::vector<SubDecision> decisions_;
 };
 
 }  // namespace funcol::python

@@ -12,16 +12,6 @@
 namespace funcol::python {
 namespace {
 
-std::optional<size_t> place_of(std::string_view name, const Operator& op) {
-  const auto& arguments = op.handle.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == name) {
-      return i;
-    }
-  }
-  return std::nullopt;
-}
-
 // Returns the layout of a DTensorSpec for a tensor of `num_dims` dims, with Replicate instead of partials of
 // any kind: they do not change local sizes.
 Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
@@ -48,14 +38,17 @@ std::optional<LocalSizePlaces> local_size_places(py::handle op_overload) {
   if (!args.has_value()) {
     return std::nullopt;
   }
-  LocalSizePlaces places{place_of(args->shape, op), place_of(args->stride, op), {}, args->squeezed_dims};
+  const auto place_of = [&](std::string_view name) -> std::optional<size_t> {
+    return op.handle.schema().argumentIndexWithName(name);
+  };
+  LocalSizePlaces places{place_of(args->shape), place_of(args->stride), {}, args->squeezed_dims};
   if (!places.shape && !places.squeezed_dims && !args->batch_channels_pixels) {
     return std::nullopt;
   }
   if (args->batch_channels_pixels) {
-    const auto batch = place_of("N", op);
-    const auto channels = place_of("C", op);
-    const auto pixels = place_of("HxW", op);
+    const auto batch = place_of("N");
+    const auto channels = place_of("C");
+    const auto pixels = place_of("HxW");
     TORCH_INTERNAL_ASSERT(batch && channels && pixels, op.name);
     places.batch_channels_pixels = {*batch, *channels, *pixels};
   }

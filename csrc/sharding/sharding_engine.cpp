@@ -55,7 +55,7 @@ bool has_prices(const PythonSchema& schema) {
 }
 
 // Returns true if rules in C++ support the layouts: no norms, and only partials that commute.
-bool knows_layout(const Layout& layout) {
+bool supports_layout(const Layout& layout) {
   const auto& placements = layout.placements;
   return std::ranges::all_of(placements, [&](const Placement& a) {
     return !a.is_partial() || (!a.is_norm() && std::ranges::all_of(placements, [&](const Placement& b) {
@@ -78,25 +78,25 @@ ShardingEngine::ShardingEngine(std::optional<CostModel> model, size_t capacity, 
       capacity_(capacity),
       moves_keywords_(moves_keywords) {}
 
-py::object ShardingEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle whole,
+py::object ShardingEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle fallback,
                                      py::handle assemble, bool remember) {
   PythonSchema schema;
   try {
     schema = read_op_schema(op_schema, moves_keywords_);
   } catch (const c10::NotImplementedError&) {
-    return whole(op_schema, remember);
+    return fallback(op_schema, remember);
   }
-  const bool has_rule = serves(*schema.op);
+  const bool has_rule = has_cpp_rule(*schema.op);
   return remembered(schema, has_rule, remember, [&]() -> py::object {
     CallDecisions decisions(schema);
-    using Found = std::variant<PartDecision, Reason>;
-    const auto reason = decisions.decide([&](Part& part, const py::object& /*index*/) -> Found {
+    using Found = std::variant<SubDecision, Reason>;
+    const auto reason = decisions.decide([&](SubSchema& sub_schema, const py::object& /*index*/) -> Found {
       MaskObjects masks;
-      const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of, masks);
-      return rows ? Found(PartDecision{propagator_.propagate(part.schema, *rows), std::move(masks)})
+      const auto rows = rows_for(op_schema, sub_schema.schema, has_rule, rows_of, masks);
+      return rows ? Found(SubDecision{propagator_.propagate(sub_schema.schema, *rows), std::move(masks)})
                   : Found("rows");
     });
-    return reason ? whole(op_schema, false) : assemble(op_schema, decisions.specs());
+    return reason ? fallback(op_schema, false) : assemble(op_schema, decisions.specs());
   });
 }
 
@@ -112,7 +112,7 @@ py::object ShardingEngine::remembered(const PythonSchema& schema, bool has_rule,
   }
   ++num_misses_;
   auto decided = decide();
-  decisions_.put(std::move(key), {decided});
+  decisions_.insert_if_admitted(std::move(key), {decided});
   return decided;
 }
 
@@ -136,8 +136,9 @@ py::object ShardingEngine::propagate_as_pytorch(py::handle op_schema, UpstreamRu
 }
 
 std::optional<CallDecision> ShardingEngine::decide_call(py::handle op, const PythonSchema& schema,
-                                                        UpstreamRules& rules, const AskForRule& ask) const {
-  const auto found = decide_as_pytorch(op, schema, rules, ask);
+                                                        UpstreamRules& rules,
+                                                        const QueryRule& query_rule) const {
+  const auto found = decide_as_pytorch(op, schema, rules, query_rule);
   const auto* const decisions = std::get_if<CallDecisions>(&found);
   return decisions == nullptr ? std::nullopt : decisions->values();
 }
@@ -145,7 +146,7 @@ std::optional<CallDecision> ShardingEngine::decide_call(py::handle op, const Pyt
 std::variant<CallDecisions, Reason> ShardingEngine::decide_as_pytorch(py::handle op,
                                                                       const PythonSchema& schema,
                                                                       UpstreamRules& rules,
-                                                                      const AskForRule& ask) const {
+                                                                      const QueryRule& query_rule) const {
   if (!has_prices(schema)) {
     return "axes";
   }
@@ -156,8 +157,9 @@ std::variant<CallDecisions, Reason> ShardingEngine::decide_as_pytorch(py::handle
     return kRefused;
   }
   const bool has_rule = rules.is_in_cpp(op);
-  auto reason = decisions->decide([&](Part& part, const py::object& index) {
-    return follow(rules.rule_of(op, schema, part, [&] { return ask(index); }), schema, part, has_rule);
+  auto reason = decisions->decide([&](SubSchema& sub_schema, const py::object& index) {
+    return follow(rules.rule_of(op, schema, sub_schema, [&] { return query_rule(index); }), schema,
+                  sub_schema, has_rule);
   });
   if (reason) {
     return *std::move(reason);
@@ -165,52 +167,51 @@ std::variant<CallDecisions, Reason> ShardingEngine::decide_as_pytorch(py::handle
   return *std::move(decisions);
 }
 
-std::variant<PartDecision, Reason> ShardingEngine::decide_by(const Rule& rule, Part& part) const {
-  if (!fill_outputs(part.schema.call)) {
+std::variant<SubDecision, Reason> ShardingEngine::decide_by(const Rule& rule, SubSchema& sub_schema) const {
+  if (!fill_outputs(sub_schema.schema.call)) {
     return kRefused;
   }
   try {
-    const auto rows = rows_by(rule, part.schema);
-    return PartDecision{propagator_.propagate(part.schema, rows)};
+    const auto rows = rows_by(rule, sub_schema.schema);
+    return SubDecision{propagator_.propagate(sub_schema.schema, rows)};
   } catch (const std::invalid_argument&) {
     return kRefused;
   }
 }
 
-// Follows PyTorch's rule for a part. If C++ has a rule, too, C++ decides if PyTorch raises an error, and if
-// that rule does not allow PyTorch's choice.
-std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& rule,
-                                                          const PythonSchema& schema, Part& part,
-                                                          bool has_rule) const {
-  const auto* const own = has_rule && std::ranges::all_of(part.schema.layouts, knows_layout)
-                              ? find_rule(part.schema.call.op)
+// Follows PyTorch's rule for `sub_schema`. If C++ has a rule, too, C++ decides if PyTorch raises an error,
+// and if that rule does not allow PyTorch's choice.
+std::variant<SubDecision, Reason> ShardingEngine::follow(const UpstreamRule& rule, const PythonSchema& schema,
+                                                         SubSchema& sub_schema, bool has_rule) const {
+  const auto* const own = has_rule && std::ranges::all_of(sub_schema.schema.layouts, supports_layout)
+                              ? find_rule(sub_schema.schema.call.op)
                               : nullptr;
   auto choice = std::variant<OutputSharding, Reason>(kRefused);
   if (const auto* const reason = std::get_if<Reason>(&rule.rule)) {
     choice = *reason;
-  } else if (!fill_outputs(part.schema.call)) {
+  } else if (!fill_outputs(sub_schema.schema.call)) {
     return "metas";
   } else {
-    choice = pytorchs_choice(schema, part, rule);
+    choice = pytorchs_choice(schema, sub_schema, rule);
   }
   if (const auto* const reason = std::get_if<Reason>(&choice)) {
-    return *reason == kRefused && own != nullptr ? decide_by(*own, part) : *reason;
+    return *reason == kRefused && own != nullptr ? decide_by(*own, sub_schema) : *reason;
   }
-  PartDecision decision{std::get<OutputSharding>(std::move(choice))};
+  SubDecision decision{std::get<OutputSharding>(std::move(choice))};
   auto& sharding = decision.sharding;
   if (const auto* const axis_rule = std::get_if<std::shared_ptr<const AxisRule>>(&rule.rule)) {
     decision.masks = (*axis_rule)->masks;
   }
-  if (own == nullptr || !std::ranges::all_of(sharding.inputs, knows_layout)) {
+  if (own == nullptr || !std::ranges::all_of(sharding.inputs, supports_layout)) {
     return decision;
   }
   try {
-    const auto rows = rows_by(*own, part.schema);
-    for (const size_t number : part.schema.written) {
-      sharding.outputs.emplace_back(Spec{part.schema.call.tensors[number], sharding.inputs[number]});
+    const auto rows = rows_by(*own, sub_schema.schema);
+    for (const size_t number : sub_schema.schema.written) {
+      sharding.outputs.emplace_back(Spec{sub_schema.schema.call.tensors[number], sharding.inputs[number]});
     }
-    if (!propagator_.allows(part.schema, rows, sharding)) {
-      decision = {propagator_.propagate(part.schema, rows)};
+    if (!propagator_.allows(sub_schema.schema, rows, sharding)) {
+      decision = {propagator_.propagate(sub_schema.schema, rows)};
     }
   } catch (const std::invalid_argument&) {
     return "write";
@@ -221,15 +222,15 @@ std::variant<PartDecision, Reason> ShardingEngine::follow(const UpstreamRule& ru
 py::object ShardingEngine::strategies(py::handle op_schema, py::handle rows_of) {
   const auto schema = read_op_schema(op_schema, moves_keywords_);
   py::list elements;
-  for (auto& part : parts_of(schema)) {
+  for (auto& sub_schema : sub_schemas_of(schema)) {
     MaskObjects masks;
-    const auto rows = rows_for(op_schema, part.schema, serves(*schema.op), rows_of, masks);
+    const auto rows = rows_for(op_schema, sub_schema.schema, has_cpp_rule(*schema.op), rows_of, masks);
     if (!rows.has_value()) {
       return py::none();
     }
     py::list list;
-    for (const auto& sharding : propagator_.strategies(part.schema, *rows)) {
-      list.append(decided_specs(schema, part, sharding, masks));
+    for (const auto& sharding : propagator_.strategies(sub_schema.schema, *rows)) {
+      list.append(decided_specs(schema, sub_schema, sharding, masks));
     }
     elements.append(std::move(list));
   }
@@ -242,16 +243,16 @@ double ShardingEngine::time_decision(py::handle op_schema, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     propagator_.forget_costs();
     const auto begin = std::chrono::steady_clock::now();
-    for (auto& part : parts_of(schema)) {
-      propagator_.propagate(part.schema);
+    for (auto& sub_schema : sub_schemas_of(schema)) {
+      propagator_.propagate(sub_schema.schema);
     }
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   return best;
 }
 
-void ShardingEngine::leave(const std::string& op) {
-  left_.insert(op);
+void ShardingEngine::disable_rule(const std::string& op) {
+  disabled_rules_.insert(op);
   decisions_.clear();
 }
 
@@ -265,8 +266,8 @@ py::tuple ShardingEngine::info() const {
   return py::make_tuple(num_hits_, num_misses_, capacity_, decisions_.size());
 }
 
-bool ShardingEngine::serves(const Operator& op) const {
-  return left_.count(op.name) == 0 && find_rule(op.name) != nullptr;
+bool ShardingEngine::has_cpp_rule(const Operator& op) const {
+  return disabled_rules_.count(op.name) == 0 && find_rule(op.name) != nullptr;
 }
 
 void count_decision(py::handle op_overload, const std::string& reason) {

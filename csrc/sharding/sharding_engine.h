@@ -27,7 +27,7 @@ constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
 
 // A function that returns PyTorch's rule, for UpstreamRules::rule_of(), of an element of the lists or of the
 // full call (None).
-using AskForRule = std::function<py::object(const py::object& index)>;
+using QueryRule = std::function<py::object(const py::object& index)>;
 
 class ShardingEngine {
  public:
@@ -43,9 +43,9 @@ class ShardingEngine {
 
   // Returns the decision for a call. `rows_of(op_schema)` returns rows, or None, for an operator without a
   // rule in C++. `assemble(op_schema, elements)` makes the remembered object of the decisions.
-  // `whole(op_schema, remember)` decides if there are no rows, or if C++ does not support the schema or an
+  // `fallback(op_schema, remember)` decides if there are no rows, or if C++ does not support the schema or an
   // output.
-  py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
+  py::object propagate(py::handle op_schema, py::handle rows_of, py::handle fallback, py::handle assemble,
                        bool remember);
 
   // Returns PyTorch's own decision by `rules`, which query rule_of(op_schema, index) for the rule of an
@@ -58,7 +58,7 @@ class ShardingEngine {
   // Returns the same decision as values, and does not remember it. Returns nullopt if `otherwise` would
   // decide, and for a decision that makes masks.
   std::optional<CallDecision> decide_call(py::handle op, const PythonSchema& schema, UpstreamRules& rules,
-                                          const AskForRule& ask) const;
+                                          const QueryRule& query_rule) const;
 
   // Returns all legal decisions, a list for each element of the operator's lists; None if there are no rows.
   py::object strategies(py::handle op_schema, py::handle rows_of);
@@ -67,25 +67,26 @@ class ShardingEngine {
   double time_decision(py::handle op_schema, size_t count);
 
   // Disables the C++ rule of this operator.
-  void leave(const std::string& op);
+  void disable_rule(const std::string& op);
 
   void clear();
   // Returns (hits, misses, capacity, number of decisions).
   py::tuple info() const;
 
  private:
-  bool serves(const Operator& op) const;
+  bool has_cpp_rule(const Operator& op) const;
 
   // Returns the decision of decide(), made once for all equal calls, or each time without `remember`.
   py::object remembered(const PythonSchema& schema, bool has_rule, bool remember,
                         const std::function<py::object()>& decide);
   // Decides a call by `rules`. Returns the reason if PyTorch has to decide.
   std::variant<CallDecisions, Reason> decide_as_pytorch(py::handle op, const PythonSchema& schema,
-                                                        UpstreamRules& rules, const AskForRule& ask) const;
+                                                        UpstreamRules& rules,
+                                                        const QueryRule& query_rule) const;
   // Decides by a rule in C++ if PyTorch raises an error. Returns kRefused if there is no decision.
-  std::variant<PartDecision, Reason> decide_by(const Rule& rule, Part& part) const;
-  std::variant<PartDecision, Reason> follow(const UpstreamRule& rule, const PythonSchema& schema, Part& part,
-                                            bool has_rule) const;
+  std::variant<SubDecision, Reason> decide_by(const Rule& rule, SubSchema& sub_schema) const;
+  std::variant<SubDecision, Reason> follow(const UpstreamRule& rule, const PythonSchema& schema,
+                                           SubSchema& sub_schema, bool has_rule) const;
 
   Propagator propagator_;
   Cache<WordKey, Decision> decisions_;
@@ -93,10 +94,10 @@ class ShardingEngine {
   bool moves_keywords_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
-  std::unordered_set<std::string> left_;
+  std::unordered_set<std::string> disabled_rules_;
 };
 
-// Counts a sharding decision by its reason: "C++" if C++ made it, otherwise why it was left to PyTorch.
+// Counts a sharding decision by its reason: "C++" if C++ made it, otherwise why it fell back to PyTorch.
 void count_decision(py::handle op_overload, const std::string& reason);
 
 // Returns {operator: {reason: count}} since the last forget_decision_counts().

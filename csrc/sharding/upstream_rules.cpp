@@ -35,7 +35,7 @@ UpstreamRule read_axis_rule(const py::tuple& fields) {
     rule->rows.push_back(*std::move(row));
   }
   rule->allows_uneven = fields[3].cast<bool>();
-  rule->elsewhere = fields[4].cast<std::vector<size_t>>();
+  rule->other_mesh_inputs = fields[4].cast<std::vector<size_t>>();
   rule->even_dims = fields[5].cast<std::vector<size_t>>();
   if (!fields[6].is_none()) {
     rule->accepts = fields[6];
@@ -59,11 +59,11 @@ UpstreamRule read_rule(const py::object& rule) {
   if (fields.size() != 2) {
     return read_axis_rule(fields);
   }
-  OnlyWay way{{}, read_placements(fields[1])};
+  MeshRule mesh_rule{{}, read_placements(fields[1])};
   for (const auto& placements : fields[0]) {
-    way.inputs.push_back(read_placements(placements));
+    mesh_rule.inputs.push_back(read_placements(placements));
   }
-  return {std::move(way)};
+  return {std::move(mesh_rule)};
 }
 
 // Returns true if a rule does arithmetic with sizes: it has as many outputs as parts.
@@ -78,8 +78,8 @@ class RuleWords {
  public:
   // Writes the sizes of tensors if `with_sizes`; else which of them are 0, 1 or equal, and where they stand
   // among the integers of the call.
-  RuleWords(const PythonSchema& schema, const Part& part, bool with_sizes)
-      : schema_(schema), call_(part.schema.call), with_sizes_(with_sizes) {}
+  RuleWords(const PythonSchema& schema, const SubSchema& sub_schema, bool with_sizes)
+      : schema_(schema), call_(sub_schema.schema.call), with_sizes_(with_sizes) {}
 
   WordKey write(py::handle op_overload, PyObject* info) {
     for (const auto& [name, argument] : call_.args) {
@@ -154,10 +154,10 @@ class RuleWords {
   WordKey key_;
 };
 
-// Calls `visit` with the placements of each tensor of a part, and of those to write to.
+// Calls `visit` with the placements of each tensor of `sub_schema`, and of those to write to.
 template <typename Visit>
-void for_each_placement(const PythonSchema& schema, const Part& part, const Visit& visit) {
-  for (const auto& layout : part.schema.layouts) {
+void for_each_placement(const PythonSchema& schema, const SubSchema& sub_schema, const Visit& visit) {
+  for (const auto& layout : sub_schema.schema.layouts) {
     std::ranges::for_each(layout.placements, visit);
   }
   for (const auto& keyword : schema.keywords) {
@@ -167,14 +167,14 @@ void for_each_placement(const PythonSchema& schema, const Part& part, const Visi
   }
 }
 
-std::optional<OnlyWay> way_of_view(Part& part) {
-  auto& call = part.schema.call;
-  if (part.schema.layouts.size() != 1 || !fill_outputs(call)) {
+std::optional<MeshRule> mesh_rule_of_view(SubSchema& sub_schema) {
+  auto& call = sub_schema.schema.call;
+  if (sub_schema.schema.layouts.size() != 1 || !fill_outputs(call)) {
     return std::nullopt;
   }
-  const auto& layout = part.schema.layouts[0];
-  auto output = upstream_view(call, layout, part.schema.mesh);
-  return output ? std::optional(OnlyWay{{layout.placements}, *std::move(output)}) : std::nullopt;
+  const auto& layout = sub_schema.schema.layouts[0];
+  auto output = upstream_view(call, layout, sub_schema.schema.mesh);
+  return output ? std::optional(MeshRule{{layout.placements}, *std::move(output)}) : std::nullopt;
 }
 
 }  // namespace
@@ -236,11 +236,11 @@ bool UpstreamRules::is_in_cpp(py::handle op_overload) const {
          is_own.operator()<"op_single_dim_strategy_funcs">();
 }
 
-UpstreamRule UpstreamRules::rule_of(py::handle op_overload, const PythonSchema& schema, Part& part,
-                                    const std::function<py::object()>& ask) {
+UpstreamRule UpstreamRules::rule_of(py::handle op_overload, const PythonSchema& schema, SubSchema& sub_schema,
+                                    const std::function<py::object()>& query_rule) {
   bool has_shards = false;
   bool has_strided = false;
-  for_each_placement(schema, part, [&](const Placement& placement) {
+  for_each_placement(schema, sub_schema, [&](const Placement& placement) {
     has_shards = has_shards || placement.is_shard();
     has_strided = has_strided || (placement.is_shard() && placement.is_strided());
   });
@@ -248,48 +248,49 @@ UpstreamRule UpstreamRules::rule_of(py::handle op_overload, const PythonSchema& 
   if (info == nullptr) {
     auto* const strategy = entry<"op_strategy_funcs">(op_overload);
     if (strategy != nullptr && strategy == own_entry<"op_strategy_funcs">(op_overload)) {
-      if (auto way = way_of_view(part)) {
-        return {*std::move(way)};
+      if (auto mesh_rule = mesh_rule_of_view(sub_schema)) {
+        return {*std::move(mesh_rule)};
       }
     }
-    return read_rule(ask());
+    return read_rule(query_rule());
   }
   if (has_strided) {  // Python orders the split factors
-    return read_rule(ask());
+    return read_rule(query_rule());
   }
   const bool is_own = info == own_entry<"op_single_dim_strategy_funcs">(op_overload);
-  auto key = RuleWords(schema, part, !is_own || counts_sizes(schema.op->name)).write(op_overload, info);
+  auto key = RuleWords(schema, sub_schema, !is_own || counts_sizes(schema.op->name)).write(op_overload, info);
   if (const auto* const known = known_.find(key)) {
     return {known->rule, has_shards ? std::vector<int64_t>{1} : std::vector<int64_t>{}};
   }
   const auto held = py::reinterpret_borrow<py::object>(info);
-  auto found = read_rule(ask());
+  auto found = read_rule(query_rule());
   const auto* const rule = std::get_if<std::shared_ptr<const AxisRule>>(&found.rule);
   // A filter belongs to one call, and each call has masks of its own.
   if (rule != nullptr && !(*rule)->accepts && (*rule)->masks.empty()) {
-    known_.put(std::move(key), {*rule, held});
+    known_.insert_if_admitted(std::move(key), {*rule, held});
   }
   return found;
 }
 
 namespace {
 
-// A part of a call as PyTorch lists its tensors.
-class PyTorchPart {
+// A builder of the question for a sub-schema, whose tensors it lists as PyTorch does.
+class UpstreamQuestionBuilder {
  public:
-  PyTorchPart(const PythonSchema& whole, const Part& part) : whole_(whole), part_(part) {
-    const auto& args = part.schema.call.args;
-    const bool takes_lists = !whole.op->is_per_element && whole.lists_operands;
-    for (size_t i = 0; i < std::min(whole.num_positional, args.size()); ++i) {
+  UpstreamQuestionBuilder(const PythonSchema& schema, const SubSchema& sub_schema)
+      : schema_(schema), sub_schema_(sub_schema) {
+    const auto& args = sub_schema.schema.call.args;
+    const bool takes_lists = !schema.op->is_per_element && schema.lists_operands;
+    for (size_t i = 0; i < std::min(schema.num_positional, args.size()); ++i) {
       add_positional(args[i].second, takes_lists);
     }
-    std::ranges::for_each(whole.keywords, [&](const auto& keyword) { add_keyword(keyword); });
+    std::ranges::for_each(schema.keywords, [&](const auto& keyword) { add_keyword(keyword); });
     require_outs();
   }
 
   UpstreamQuestion& question() { return question_; }
 
-  // Returns the part's tensors in the order of the operands; nullopt for an out= tensor.
+  // Returns the sub-schema's tensors in the order of the operands; nullopt for an out= tensor.
   const std::vector<std::optional<size_t>>& numbers() const { return numbers_; }
 
  private:
@@ -305,7 +306,7 @@ class PyTorchPart {
 
   void add_keyword(const KeywordTensor& keyword) {
     if (!keyword.out) {
-      add(part_.schema.call.arg(keyword.name).tensor(), false);
+      add(sub_schema_.schema.call.arg(keyword.name).tensor(), false);
       return;
     }
     add_operand({keyword.out->meta, keyword.out->layout, keyword.strided_as_order, false, false});
@@ -313,21 +314,21 @@ class PyTorchPart {
   }
 
   void require_outs() {
-    for (const auto& argument : whole_.op->handle.schema().arguments()) {
+    for (const auto& argument : schema_.op->handle.schema().arguments()) {
       if (!argument.is_out()) {
         continue;
       }
-      const auto given = std::ranges::find(whole_.keywords, argument.name(), &KeywordTensor::name);
+      const auto given = std::ranges::find(schema_.keywords, argument.name(), &KeywordTensor::name);
       question_.required.push_back(
-          given == whole_.keywords.end() ? std::nullopt : std::optional(given->out->layout.placements));
+          given == schema_.keywords.end() ? std::nullopt : std::optional(given->out->layout.placements));
     }
   }
 
   void add(size_t number, bool is_positional) {
-    const auto& [spec, mesh] = whole_.tensors[part_.tensors[number]];
-    add_operand({part_.schema.call.tensors[number], part_.schema.layouts[number],
-                 compat::strided_shards_stand_for_order(spec), is_positional,
-                 !mesh.is(part_.mesh) && !mesh.equal(part_.mesh)});
+    const auto& [spec, mesh] = schema_.tensors[sub_schema_.tensors[number]];
+    add_operand({sub_schema_.schema.call.tensors[number], sub_schema_.schema.layouts[number],
+                 compat::strided_shards_represent_shard_order(spec), is_positional,
+                 !mesh.is(sub_schema_.mesh) && !mesh.equal(sub_schema_.mesh)});
     numbers_.emplace_back(number);
   }
 
@@ -340,8 +341,8 @@ class PyTorchPart {
     question_.operands.push_back(std::move(operand));
   }
 
-  const PythonSchema& whole_;
-  const Part& part_;
+  const PythonSchema& schema_;
+  const SubSchema& sub_schema_;
   UpstreamQuestion question_;
   bool has_strided_ = false;
   std::vector<std::optional<size_t>> numbers_;
@@ -353,10 +354,10 @@ Layout in_mesh_order(std::vector<Placement> placements) {
 }
 
 // Returns the decision with these rows on the mesh axes. Keyword tensors stay where they are, as in PyTorch.
-OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
+OutputSharding sharding_of(const SubSchema& sub_schema, const UpstreamQuestion& question,
                            const std::vector<std::optional<size_t>>& numbers, const std::vector<Row>& rows,
                            const std::vector<double>& costs) {
-  const auto& call = part.schema.call;
+  const auto& call = sub_schema.schema.call;
   OutputSharding sharding;
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     auto& output = sharding.outputs.emplace_back();
@@ -368,11 +369,11 @@ OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
       output = Spec{*call.outputs[i], in_mesh_order(std::move(placements))};
     }
   }
-  sharding.inputs = part.schema.layouts;
+  sharding.inputs = sub_schema.schema.layouts;
   sharding.costs.resize(call.tensors.size());
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto& operand = question.operands[i];
-    if (!numbers[i] || !operand.is_positional || operand.is_elsewhere) {
+    if (!numbers[i] || !operand.is_positional || operand.is_on_other_mesh) {
       continue;
     }
     std::vector<Placement> placements;
@@ -388,36 +389,40 @@ OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
 }
 
 // Writes a rule into the question. Returns false if PyTorch would raise an error.
-bool take_rule(const UpstreamRule& given, const AxisRule& rule, const Part& part,
-               UpstreamQuestion& question) {
+bool set_rule(const UpstreamRule& given, const AxisRule& rule, const SubSchema& sub_schema,
+              UpstreamQuestion& question) {
   question.rows = rule.rows;
-  question.num_outputs = rule.rows.empty() ? part.schema.call.outputs.size() : rule.rows[0].outputs.size();
+  question.num_outputs =
+      rule.rows.empty() ? sub_schema.schema.call.outputs.size() : rule.rows[0].outputs.size();
   question.split_factors = given.split_factors;
   question.allows_uneven = rule.allows_uneven;
   for (size_t i = 0; i < question.operands.size(); ++i) {
-    if (question.operands[i].is_elsewhere && std::ranges::find(rule.elsewhere, i) == rule.elsewhere.end()) {
+    if (question.operands[i].is_on_other_mesh &&
+        std::ranges::find(rule.other_mesh_inputs, i) == rule.other_mesh_inputs.end()) {
       return false;
     }
   }
   return rule.num_inputs == question.operands.size();
 }
 
-// Decides by the rule of the whole mesh, which has one way.
-std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed, const OnlyWay& way) {
-  auto& question = as_listed.question();
-  if (way.inputs.size() != question.operands.size() || part.schema.call.outputs.size() != 1) {
+// Decides by the rule of all mesh axes, which allows one composition.
+std::variant<OutputSharding, Reason> mesh_rule_choice(const SubSchema& sub_schema,
+                                                      UpstreamQuestionBuilder& builder,
+                                                      const MeshRule& mesh_rule) {
+  auto& question = builder.question();
+  if (mesh_rule.inputs.size() != question.operands.size() || sub_schema.schema.call.outputs.size() != 1) {
     return kRefused;
   }
   std::vector<Row> rows;
-  for (size_t axis = 0; axis < way.output.size(); ++axis) {
+  for (size_t axis = 0; axis < mesh_rule.output.size(); ++axis) {
     auto& row = rows.emplace_back();
-    row.outputs.emplace_back(way.output[axis]);
-    for (const auto& placements : way.inputs) {
+    row.outputs.emplace_back(mesh_rule.output[axis]);
+    for (const auto& placements : mesh_rule.inputs) {
       row.inputs.push_back(placements.at(axis));
     }
   }
   question.num_outputs = 1;
-  return sharding_of(part, question, as_listed.numbers(), rows, {});
+  return sharding_of(sub_schema, question, builder.numbers(), rows, {});
 }
 
 // Returns true if rows on the mesh axes cut these dims of the first tensor into equal parts.
@@ -437,19 +442,19 @@ bool cut_evenly(const std::vector<size_t>& dims, const std::vector<Row>& rows,
 
 }  // namespace
 
-std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
+std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const SubSchema& sub_schema,
                                                      const UpstreamRule& given) {
-  PyTorchPart as_listed(schema, part);
-  if (const auto* const way = std::get_if<OnlyWay>(&given.rule)) {
-    return only_way(part, as_listed, *way);
+  UpstreamQuestionBuilder builder(schema, sub_schema);
+  if (const auto* const mesh_rule = std::get_if<MeshRule>(&given.rule)) {
+    return mesh_rule_choice(sub_schema, builder, *mesh_rule);
   }
   const auto& rule = *std::get<std::shared_ptr<const AxisRule>>(given.rule);
-  auto& question = as_listed.question();
-  if (question.operands.empty() || !take_rule(given, rule, part, question)) {
+  auto& question = builder.question();
+  if (question.operands.empty() || !set_rule(given, rule, sub_schema, question)) {
     return kRefused;
   }
-  const auto& outputs = part.schema.call.outputs;
-  question.mesh = part.schema.mesh;
+  const auto& outputs = sub_schema.schema.call.outputs;
+  question.mesh = sub_schema.schema.mesh;
   question.is_in_place = !schema.op->is_written.empty() && schema.op->is_written[0];
   question.prefers_unmoved = !schema.op->is_per_element;
   for (size_t i = 0; outputs.size() > 1 && i < outputs.size(); ++i) {
@@ -461,8 +466,8 @@ std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema,
     };
   } else if (rule.accepts) {
     question.accepts = [&](const std::vector<Row>& rows) {
-      const auto specs =
-          decided_specs(schema, part, sharding_of(part, question, as_listed.numbers(), rows, {}), rule.masks);
+      const auto specs = decided_specs(
+          schema, sub_schema, sharding_of(sub_schema, question, builder.numbers(), rows, {}), rule.masks);
       return rule.accepts(specs[1], specs[0]).cast<bool>();
     };
   }
@@ -470,7 +475,7 @@ std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema,
   if (!choice) {
     return kRefused;
   }
-  return sharding_of(part, question, as_listed.numbers(), choice->rows, choice->costs);
+  return sharding_of(sub_schema, question, builder.numbers(), choice->rows, choice->costs);
 }
 
 }  // namespace funcol::python

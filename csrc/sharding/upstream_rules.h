@@ -31,20 +31,20 @@ struct AxisRule {
   std::vector<Row> rows;
   size_t num_inputs = 0;
   bool allows_uneven = false;
-  std::vector<size_t> elsewhere;  // positions of tensors that may be on another mesh, where they stay
-  std::vector<size_t> even_dims;  // dims of the first tensor that have to be cut evenly
-  MaskObjects masks;              // of the rows
+  std::vector<size_t> other_mesh_inputs;  // positions of tensors that may be on another mesh
+  std::vector<size_t> even_dims;          // dims of the first tensor that have to be cut evenly
+  MaskObjects masks;                      // of the rows
   py::object accepts;  // PyTorch's filter: accepts(specs of tensors, specs of outputs); null if none
 };
 
-// The one way to run a call on the whole mesh: placements of all tensors and of the output.
-struct OnlyWay {
+// The rule of a call for all mesh axes at once: placements of all tensors and of the output.
+struct MeshRule {
   std::vector<std::vector<Placement>> inputs;
   std::vector<Placement> output;
 };
 
 struct UpstreamRule {
-  std::variant<std::shared_ptr<const AxisRule>, OnlyWay, Reason> rule;
+  std::variant<std::shared_ptr<const AxisRule>, MeshRule, Reason> rule;
   // The split factors of the shards for which placeholders in rows stand, in PyTorch's order; 1 is plain.
   std::vector<int64_t> split_factors = {};
 };
@@ -65,10 +65,10 @@ class UpstreamRules {
   // Returns true if C++ has a rule, and the program has not replaced PyTorch's.
   bool is_in_cpp(py::handle op_overload) const;
 
-  // Returns the rule for a part of a call. ask() returns an AxisRule or a WholeRule of
+  // Returns the rule for `sub_schema`. query_rule() returns an AxisRule or a WholeRule of
   // funcol.installation.pytorch_rules, or the reason why C++ cannot compose the rule.
-  UpstreamRule rule_of(py::handle op_overload, const PythonSchema& schema, Part& part,
-                       const std::function<py::object()>& ask);
+  UpstreamRule rule_of(py::handle op_overload, const PythonSchema& schema, SubSchema& sub_schema,
+                       const std::function<py::object()>& query_rule);
 
   void clear() { known_.clear(); }
 
@@ -92,10 +92,10 @@ class UpstreamRules {
   Cache<WordKey, Remembered> known_{find_table("rules")};
 };
 
-// Returns the composition that PyTorch chooses for a part of a call whose outputs are known; the reason if
+// Returns the composition that PyTorch chooses for `sub_schema`, whose outputs are known; the reason if
 // PyTorch has to decide. `rule` must not be a reason. Keyword tensors keep their layouts. Throws what
 // PyTorch's filter raises.
-std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
+std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const SubSchema& sub_schema,
                                                      const UpstreamRule& rule);
 
 }  // namespace funcol::python

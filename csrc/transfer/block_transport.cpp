@@ -46,7 +46,7 @@ int64_t BlockTransport::equally_received_dim() const {
   int64_t found = -1;
   for (size_t dim = 0; dim < exchange_.pieces.size(); ++dim) {
     const auto& pieces = exchange_.pieces[dim];
-    if (pieces.size() == 1 && pieces[0].is_whole) {
+    if (pieces.size() == 1 && pieces[0].is_full) {
       continue;
     }
     if (found != -1 || static_cast<int64_t>(pieces.size()) != num_ranks) {
@@ -60,7 +60,7 @@ int64_t BlockTransport::equally_received_dim() const {
     for (size_t dim = 0; dim < cuts.size(); ++dim) {
       cuts[dim] = exchange_.pieces[dim][static_cast<int64_t>(dim) == found ? rank : 0].cut;
     }
-    if (!piece.is_whole || exchange_.source(cuts) != rank ||
+    if (!piece.is_full || exchange_.source(cuts) != rank ||
         exchange_.received[rank].shape != exchange_.received[0].shape) {
       return -1;
     }
@@ -141,7 +141,7 @@ bool BlockTransport::unpacks_to_view() const {
     return is_rank_major(exchange_.shape_after, received_dim_);
   }
   return std::ranges::all_of(exchange_.pieces,
-                             [](const auto& pieces) { return pieces.size() == 1 && pieces[0].is_whole; });
+                             [](const auto& pieces) { return pieces.size() == 1 && pieces[0].is_full; });
 }
 
 void BlockTransport::unpack_into(const at::Tensor& received, const at::Tensor& out) const {
@@ -184,11 +184,11 @@ at::Tensor BlockTransport::assemble(const std::vector<at::Tensor>& blocks, std::
   std::vector<at::Tensor> parts;
   for (const auto& piece : exchange_.pieces[dim]) {
     cuts.push_back(piece.cut);
-    if (!piece.is_whole) {
+    if (!piece.is_full) {
       selection.push_back({static_cast<int64_t>(dim), {piece.positions}});
     }
     parts.push_back(assemble(blocks, cuts, selection));
-    if (!piece.is_whole) {
+    if (!piece.is_full) {
       selection.pop_back();
     }
     cuts.pop_back();

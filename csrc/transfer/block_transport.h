@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 

@@ -22,10 +22,10 @@ void BoxCopies::add(const BoxCopy& box, const at::Tensor& from, int64_t from_beg
   box.for_each_rows(static_cast<const char*>(from.const_data_ptr()) + from_begin * itemsize,
                     static_cast<char*>(to.mutable_data_ptr()) + to_begin * itemsize, itemsize,
                     [&](const kernels::RowBox& rows) {
-                      auto& alike =
+                      auto& same_width =
                           waiting_[std::countr_zero(static_cast<uint64_t>(kernels::vector_bytes(rows)))];
-                      alike.push_back(rows);
-                      is_full = is_full || alike.size() >= kernels::kMaxBoxes;
+                      same_width.push_back(rows);
+                      is_full = is_full || same_width.size() >= kernels::kMaxBoxes;
                     });
   kept_.push_back(from);
   kept_.push_back(to);

@@ -11,18 +11,18 @@
 namespace funcol {
 namespace {
 
-bool is_whole(const std::vector<Run>& runs, int64_t from_size, int64_t to_size) {
-  return runs.size() == 1 && runs[0] == Run{0, 0, from_size} && from_size == to_size;
+bool is_full(const std::vector<CopyRun>& runs, int64_t from_size, int64_t to_size) {
+  return runs.size() == 1 && runs[0] == CopyRun{0, 0, from_size} && from_size == to_size;
 }
 
-int64_t size_of(const std::vector<Run>& runs) {
+int64_t size_of(const std::vector<CopyRun>& runs) {
   return std::accumulate(runs.begin(), runs.end(), int64_t{0},
-                         [](int64_t sum, const Run& run) { return sum + run.size; });
+                         [](int64_t sum, const CopyRun& run) { return sum + run.size; });
 }
 
 // Calls copy(from, to, sizes) for each product of a run per dim.
 template <typename Copy>
-void for_each_box(const std::vector<std::vector<Run>>& runs, const std::vector<int64_t>& from_strides,
+void for_each_box(const std::vector<std::vector<CopyRun>>& runs, const std::vector<int64_t>& from_strides,
                   const std::vector<int64_t>& to_strides, int64_t from, int64_t to,
                   std::vector<int64_t>& sizes, const Copy& copy) {
   const size_t dim = sizes.size();
@@ -58,14 +58,14 @@ struct BoxRows {
 
 }  // namespace
 
-BoxCopy::BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>& from_shape,
+BoxCopy::BoxCopy(std::vector<std::vector<CopyRun>> runs, const std::vector<int64_t>& from_shape,
                  const std::vector<int64_t>& to_shape) {
   std::vector<int64_t> from_sizes;
   std::vector<int64_t> to_sizes;
   for (size_t dim = 0; dim < runs.size(); ++dim) {
     const int64_t size = size_of(runs[dim]);
     numel_ *= size;
-    if (dim > 0 && is_whole(runs[dim], from_shape[dim], to_shape[dim])) {
+    if (dim > 0 && is_full(runs[dim], from_shape[dim], to_shape[dim])) {
       // Makes the rows of the dim before `size` times as long.
       for (auto& run : runs_.back()) {
         run = {run.from * size, run.to * size, run.size * size};
@@ -150,8 +150,8 @@ void BoxCopy::run_by_operators(const at::Tensor& from, int64_t from_begin, const
                });
 }
 
-std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape) {
-  std::vector<std::vector<Run>> runs;
+std::vector<std::vector<CopyRun>> full_runs(const std::vector<int64_t>& shape) {
+  std::vector<std::vector<CopyRun>> runs;
   runs.reserve(shape.size());
   for (const int64_t size : shape) {
     runs.push_back({{0, 0, size}});
@@ -159,8 +159,8 @@ std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape) {
   return runs;
 }
 
-std::vector<Run> runs_to_shard(const Intervals& positions) {
-  std::vector<Run> runs;
+std::vector<CopyRun> runs_to_shard(const Intervals& positions) {
+  std::vector<CopyRun> runs;
   int64_t filled = 0;
   for (const auto& interval : positions) {
     runs.push_back({interval.begin, filled, interval.size});
@@ -170,7 +170,7 @@ std::vector<Run> runs_to_shard(const Intervals& positions) {
 }
 
 BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape) {
-  auto runs = whole_runs(shape);
+  auto runs = full_runs(shape);
   auto selected = shape;
   for (const auto& [dim, positions] : selection) {
     runs[dim] = runs_to_shard(positions);

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "kernels/box_rows.h"
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 
 // A run of neighboring positions along a dim: where it is read and where it is written.
-struct Run {
+struct CopyRun {
   int64_t from = 0;
   int64_t to = 0;
   int64_t size = 0;
 
-  friend bool operator==(const Run&, const Run&) = default;
+  friend bool operator==(const CopyRun&, const CopyRun&) = default;
 };
 
 // A copy of the product of the runs of all dims from one contiguous array to another.
@@ -27,7 +27,7 @@ struct Run {
 // and {3, 0, 3}; elements 3 4 5 9 10 11 become 0 to 5.
 class BoxCopy {
  public:
-  BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>& from_shape,
+  BoxCopy(std::vector<std::vector<CopyRun>> runs, const std::vector<int64_t>& from_shape,
           const std::vector<int64_t>& to_shape);
 
   int64_t numel() const { return numel_; }
@@ -52,7 +52,7 @@ class BoxCopy {
                         int64_t to_begin) const;
 
  private:
-  std::vector<std::vector<Run>>
+  std::vector<std::vector<CopyRun>>
       runs_;  // by dim; a dim that is full on both sides is merged into the one before
   std::vector<int64_t> from_strides_;
   std::vector<int64_t> to_strides_;
@@ -60,10 +60,10 @@ class BoxCopy {
 };
 
 // Returns a run over all of each dim.
-std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape);
+std::vector<std::vector<CopyRun>> full_runs(const std::vector<int64_t>& shape);
 
 // Returns the runs from a full dim to a shard of these positions, in their order.
-std::vector<Run> runs_to_shard(const Intervals& positions);
+std::vector<CopyRun> runs_to_shard(const Intervals& positions);
 
 // Returns the copy from a tensor of `shape` to its selection.
 BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape);

@@ -1,6 +1,5 @@
 #include "transfer/bucket.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -11,17 +10,7 @@ namespace funcol {
 void Bucket::start() {
   sweep_some_orphans();
   auto bundles = bundles_of(items_, /*async_op=*/false, std::numeric_limits<int64_t>::max());
-  size_t num_steps = 0;
-  for (const auto& bundle : bundles) {
-    num_steps = std::max(num_steps, bundle.num_steps());
-  }
-  for (size_t step = 0; step + 1 < num_steps; ++step) {
-    for (auto& bundle : bundles) {
-      if (step + 1 < bundle.num_steps()) {
-        bundle.take_step(step);
-      }
-    }
-  }
+  run_steps(bundles, 1);
   for (auto& bundle : bundles) {
     if (bundle.num_steps() == 0) {
       continue;
@@ -35,18 +24,18 @@ void Bucket::start() {
   }
 }
 
-at::Tensor Bucket::take() {
-  if (num_taken_ == items_.size()) {
+at::Tensor Bucket::next() {
+  if (num_returned_ == items_.size()) {
     return {};
   }
-  const auto index = moving_of_[num_taken_];
-  auto& local = items_[num_taken_++].local;
+  const auto index = moving_of_[num_returned_];
+  auto& local = items_[num_returned_++].local;
   if (index == -1) {
     return std::move(local);
   }
   auto& moving = moving_[index];
-  const size_t item = moving.num_taken++;
-  return moving.bundle.finish_last(item, moving.results.next());
+  const size_t item = moving.num_returned++;
+  return moving.bundle.complete_last(item, moving.results.next());
 }
 
 }  // namespace funcol

@@ -28,19 +28,19 @@ class Bucket {
 
   // Returns the next item's tensor: in memory of its own, or the item's local tensor if it takes no steps.
   // Waits for the collective that brings it. Returns an undefined tensor after the last one.
-  at::Tensor take();
+  at::Tensor next();
 
  private:
   struct Moving {
     Bundle bundle;
     FlatResults results;
-    size_t num_taken = 0;
+    size_t num_returned = 0;
   };
 
   std::vector<TransferItem> items_;
   std::vector<Moving> moving_;
   std::vector<int64_t> moving_of_;  // by item; -1: it takes no steps
-  size_t num_taken_ = 0;
+  size_t num_returned_ = 0;
 };
 
 }  // namespace funcol

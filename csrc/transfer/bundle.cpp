@@ -12,7 +12,7 @@ namespace funcol {
 
 bool Bundle::add(const TransferItem& item, size_t index, int64_t together_bytes) {
   const auto& steps = item.program->before;
-  if (!indices_.empty() && (bytes_ + item.program->bytes > together_bytes || !is_alike(item))) {
+  if (!indices_.empty() && (bytes_ + item.program->bytes > together_bytes || !is_compatible(item))) {
     return false;
   }
   if (steps && !steps->steps().empty()) {
@@ -26,7 +26,7 @@ bool Bundle::add(const TransferItem& item, size_t index, int64_t together_bytes)
   return true;
 }
 
-bool Bundle::is_alike(const TransferItem& item) const {
+bool Bundle::is_compatible(const TransferItem& item) const {
   const auto& steps = item.program->before;
   const auto& first_steps = program().before;
   return (steps && first_steps ? steps->steps_id() == first_steps->steps_id() : steps == first_steps) &&
@@ -46,28 +46,28 @@ void Bundle::end_step(size_t index) {
   pending_->settle();
   pending_.reset();
   for (size_t i = 0; i < locals_.size() && !is_last(index); ++i) {
-    locals_[i].tensor = execution(i).steps()[index]->finish(locals_[i].tensor);
+    locals_[i].tensor = execution(i).steps()[index]->complete(locals_[i].tensor);
   }
 }
 
-void Bundle::take_step(size_t index) {
+void Bundle::run_step(size_t index) {
   if (index > 0) {
     end_step(index - 1);
   }
   const Label label(is_last(index) ? "redistribute_many: to owners or from them"
                                    : std::string_view(execution(0).step_name(index)));
   if (is_last(index) || (locals_.size() > 1 && flat(0, index))) {
-    move_together(index);
+    run_step_together(index);
     return;
   }
   for (size_t i = 0; i < locals_.size(); ++i) {
     const auto& step = *execution(i).steps()[index];
     locals_[i] =
-        is_watched_ ? step.run(locals_[i], first_->masks) : step.run_plain(locals_[i], first_->masks);
+        is_observed_ ? step.run(locals_[i], first_->masks) : step.run_plain(locals_[i], first_->masks);
   }
 }
 
-void Bundle::move_together(size_t index) {
+std::pair<PackedExchanges, std::vector<at::Tensor>> Bundle::packed_step(size_t index) {
   PackedExchanges steps;
   std::vector<at::Tensor> tensors;
   steps.reserve(locals_.size());
@@ -76,10 +76,15 @@ void Bundle::move_together(size_t index) {
     steps.push_back(flat(i, index));
     tensors.push_back(std::move(locals_[i].tensor));
   }
-  if (is_watched_) {
+  return {std::move(steps), std::move(tensors)};
+}
+
+void Bundle::run_step_together(size_t index) {
+  auto [steps, tensors] = packed_step(index);
+  if (is_observed_) {
     const auto moved = run_together(steps, tensors);
     for (size_t i = 0; i < locals_.size(); ++i) {
-      locals_[i] = {execution(i).steps()[index]->finish(moved[i]), /*is_callers=*/false};
+      locals_[i] = {execution(i).steps()[index]->complete(moved[i]), /*is_callers=*/false};
     }
     return;
   }
@@ -90,7 +95,7 @@ void Bundle::move_together(size_t index) {
   pending_ = make_pending_collective(std::move(start));
 }
 
-void Bundle::finish(std::vector<at::Tensor>& results) {
+void Bundle::collect_results(std::vector<at::Tensor>& results) {
   const bool has_steps = num_steps() > 0;
   if (pending_ && !async_op_) {
     pending_->settle();
@@ -99,7 +104,7 @@ void Bundle::finish(std::vector<at::Tensor>& results) {
     auto& result = results[indices_[i]];
     if (pending_) {
       result = async_op_ ? AsyncTensorImpl::wrap(locals_[i].tensor, pending_) : locals_[i].tensor;
-      result = finish_last(i, std::move(result));
+      result = complete_last(i, std::move(result));
     } else {
       const auto& steps = items_[i]->program->before;
       result = has_steps ? own_result(locals_[i])
@@ -110,7 +115,7 @@ void Bundle::finish(std::vector<at::Tensor>& results) {
       settle(result);
     }
     // Detaches a result that traveled with tensors that need gradients.
-    if (is_watched_ && result.requires_grad() && !items_[i]->local.requires_grad()) {
+    if (is_observed_ && result.requires_grad() && !items_[i]->local.requires_grad()) {
       result = result.detach();
     }
   }
@@ -121,36 +126,44 @@ FlatResults Bundle::start_last_step() {
   if (index > 0) {
     end_step(index - 1);
   }
-  PackedExchanges steps;
-  std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < locals_.size(); ++i) {
-    steps.push_back(flat(i, index));
-    tensors.push_back(std::move(locals_[i].tensor));
-  }
+  auto [steps, tensors] = packed_step(index);
   return {std::move(steps), tensors};
 }
 
-at::Tensor Bundle::finish_last(size_t item, at::Tensor moved) const {
-  return program().exchange ? moved : execution(item).steps().back()->finish(std::move(moved));
+at::Tensor Bundle::complete_last(size_t item, at::Tensor moved) const {
+  return program().exchange ? moved : execution(item).steps().back()->complete(std::move(moved));
+}
+
+void run_steps(std::vector<Bundle>& bundles, size_t num_left) {
+  bool goes_on = true;
+  for (size_t step = 0; goes_on; ++step) {
+    goes_on = false;
+    for (auto& bundle : bundles) {
+      if (step + num_left < bundle.num_steps()) {
+        bundle.run_step(step);
+        goes_on = true;
+      }
+    }
+  }
 }
 
 std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
-                               bool is_watched) {
+                               bool is_observed) {
   std::vector<Bundle> bundles;
   std::vector<size_t> open;  // the last bundle of each kind
   for (size_t i = 0; i < items.size(); ++i) {
     const auto& item = items[i];
-    const auto alike =
-        std::ranges::find_if(open, [&](size_t index) { return bundles[index].is_alike(item); });
-    if (alike != open.end() && bundles[*alike].add(item, i, together_bytes)) {
+    const auto compatible =
+        std::ranges::find_if(open, [&](size_t index) { return bundles[index].is_compatible(item); });
+    if (compatible != open.end() && bundles[*compatible].add(item, i, together_bytes)) {
       continue;
     }
-    if (alike == open.end()) {
+    if (compatible == open.end()) {
       open.push_back(bundles.size());
     } else {
-      *alike = bundles.size();
+      *compatible = bundles.size();
     }
-    bundles.emplace_back(item, async_op, is_watched).add(item, i, together_bytes);
+    bundles.emplace_back(item, async_op, is_observed).add(item, i, together_bytes);
   }
   return bundles;
 }

@@ -5,12 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "async/pending_collective.h"
 #include "transfer/local_steps.h"
-#include "transfer/program.h"
 #include "transfer/run_packed.h"
+#include "transfer/transfer_program.h"
 
 namespace funcol {
 
@@ -22,26 +23,26 @@ constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 // exchange, which is the last step.
 class Bundle {
  public:
-  // Makes a bundle for items like `item`. `is_watched` means that a layer of PyTorch observes operations, or
+  // Makes a bundle for items like `item`. `is_observed` means that a layer of PyTorch observes operations, or
   // that a tensor needs a gradient. No item has an exchange then.
-  Bundle(const TransferItem& item, bool async_op, bool is_watched)
-      : first_(&item), async_op_(async_op), is_watched_(is_watched) {}
+  Bundle(const TransferItem& item, bool async_op, bool is_observed)
+      : first_(&item), async_op_(async_op), is_observed_(is_observed) {}
 
-  // Adds `item`, or returns false if is_alike() is false or the sum would exceed `together_bytes`.
+  // Adds `item`, or returns false if is_compatible() is false or the sum would exceed `together_bytes`.
   bool add(const TransferItem& item, size_t index, int64_t together_bytes);
   // Returns true if one collective can move both `item` and the bundle's items at each step.
-  bool is_alike(const TransferItem& item) const;
+  bool is_compatible(const TransferItem& item) const;
 
   size_t num_steps() const { return num_executed() + (program().exchange ? 1 : 0); }
-  void take_step(size_t index);
+  void run_step(size_t index);
   // Puts each item's tensor at its index, after all steps.
-  void finish(std::vector<at::Tensor>& results);
+  void collect_results(std::vector<at::Tensor>& results);
 
-  // Starts the last step, whose results are made one by one, and which replaces take_step() and finish(). Not
-  // for bundles without steps.
+  // Starts the last step, whose results are made one by one, and which replaces run_step() and
+  // collect_results(). Not for bundles without steps.
   FlatResults start_last_step();
   // Completes a result of the last step.
-  at::Tensor finish_last(size_t item, at::Tensor moved) const;
+  at::Tensor complete_last(size_t item, at::Tensor moved) const;
 
   const std::vector<size_t>& indices() const { return indices_; }
 
@@ -52,11 +53,13 @@ class Bundle {
   bool is_last(size_t index) const { return index == num_executed(); }
   std::shared_ptr<const PackedExchange> flat(size_t item, size_t index) const;
   void end_step(size_t index);
-  void move_together(size_t index);
+  // Returns the items' parts of step `index`, and their tensors, which locals_ then lacks.
+  std::pair<PackedExchanges, std::vector<at::Tensor>> packed_step(size_t index);
+  void run_step_together(size_t index);
 
   const TransferItem* first_;
   bool async_op_;
-  bool is_watched_;
+  bool is_observed_;
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
   std::vector<const TransferItem*> items_;
@@ -64,8 +67,11 @@ class Bundle {
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
+// Runs the steps of all bundles, except the last `num_left` of each: each step of all before the next one.
+void run_steps(std::vector<Bundle>& bundles, size_t num_left);
+
 // Returns the bundles of `items`, in the order in which they begin. `items` must outlive them.
 std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
-                               bool is_watched = false);
+                               bool is_observed = false);
 
 }  // namespace funcol

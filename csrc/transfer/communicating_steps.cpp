@@ -44,7 +44,7 @@ class ShardSizes {
 };
 
 // Waits for a collective, and returns its output.
-at::Tensor arrived(StartedCollective start) {
+at::Tensor wait_for_output(StartedCollective start) {
   sweep_some_orphans();
   auto output = start.outputs[0];
   make_pending_collective(std::move(start))->settle();
@@ -112,7 +112,8 @@ class AllGather final : public CommunicatingStep {
 
   LocalTensor run_now(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
     const auto group = group_from_ivalue(group_, "all_gather_tensor");
-    const auto gathered = arrived(start_uneven_all_gather(local.tensor, dim_, group, sizes_.for_start()));
+    const auto gathered =
+        wait_for_output(start_uneven_all_gather(local.tensor, dim_, group, sizes_.for_start()));
     return {select(gathered, reorder_), false};
   }
 
@@ -148,7 +149,7 @@ class ReducingStep : public CommunicatingStep {
     check_reduction(tensor, reduce_op_from_name(reduce_op_, kRedistribute),
                     *group_from_ivalue(group_, kRedistribute), kRedistribute);
   }
-  at::Tensor finish(at::Tensor reduced) const final {
+  at::Tensor complete(at::Tensor reduced) const final {
     return divisor_ == 1 ? reduced : reduced.div(divisor_);
   }
 
@@ -166,13 +167,13 @@ class AllReduce final : public ReducingStep {
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
-    return {finish(call::all_reduce(local.tensor, reduce_op_, group_)), false};
+    return {complete(call::all_reduce(local.tensor, reduce_op_, group_)), false};
   }
 
   LocalTensor run_now(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
     constexpr auto kName = "all_reduce";
-    return {finish(arrived(start_all_reduce(local.tensor, reduce_op_from_name(reduce_op_, kName),
-                                            group_from_ivalue(group_, kName)))),
+    return {complete(wait_for_output(start_all_reduce(local.tensor, reduce_op_from_name(reduce_op_, kName),
+                                                      group_from_ivalue(group_, kName)))),
             false};
   }
 };
@@ -205,14 +206,14 @@ class ReduceScatter final : public ReducingStep {
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
-    return {finish(call::reduce_scatter_along_dim(select(local.tensor, reorder_), reduce_op_, dim_, group_,
-                                                  sizes_.for_op())),
+    return {complete(call::reduce_scatter_along_dim(select(local.tensor, reorder_), reduce_op_, dim_, group_,
+                                                    sizes_.for_op())),
             false};
   }
 
   LocalTensor run_now(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
     constexpr auto kName = "reduce_scatter_tensor";
-    return {finish(arrived(start_uneven_reduce_scatter(
+    return {complete(wait_for_output(start_uneven_reduce_scatter(
                 select(local.tensor, reorder_), reduce_op_from_name(reduce_op_, kName), dim_,
                 group_from_ivalue(group_, kName), sizes_.for_start()))),
             false};
@@ -241,7 +242,7 @@ class AllToAll final : public CommunicatingStep {
   }
 
   LocalTensor run_now(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
-    return {arrived(start(local)), false};
+    return {wait_for_output(start(local)), false};
   }
 
  private:

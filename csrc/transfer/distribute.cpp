@@ -43,25 +43,26 @@ at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
 
 class Distributor {
  public:
-  Distributor(const Distribution& how, const std::vector<AxisGroup>& axis_groups)
-      : how_(how), axis_groups_(axis_groups), source_(how.source.value_or(0)) {
+  Distributor(const Distribution& distribution, const std::vector<AxisGroup>& axis_groups)
+      : distribution_(distribution), axis_groups_(axis_groups), source_(distribution.source.value_or(0)) {
     for (const auto& axis_group : axis_groups) {
       check_is_current(axis_group.ref, kDistributeTensor);
       groups_.push_back(group_from_ivalue(axis_group.group, kDistributeTensor));
     }
   }
 
-  at::Tensor run(const at::Tensor& whole) const {
-    auto local = whole;
+  at::Tensor run(const at::Tensor& full) const {
+    auto local = full;
     for (size_t axis = 0; axis < num_axes(); ++axis) {
-      if (how_.placements[axis].is_shard()) {
-        local = how_.communicates() ? scattered(local, axis)
-                                    : shard_of(local, how_.placements[axis], num_ranks(axis), rank(axis));
+      if (distribution_.placements[axis].is_shard()) {
+        local = distribution_.communicates()
+                    ? scattered(local, axis)
+                    : shard_of(local, distribution_.placements[axis], num_ranks(axis), rank(axis));
       }
     }
-    local = alone(local, whole);
+    local = in_own_memory(local, full);
     for (size_t axis = 0; axis < num_axes(); ++axis) {
-      if (!how_.placements[axis].is_shard()) {
+      if (!distribution_.placements[axis].is_shard()) {
         local = replicated(local, axis);
       }
     }
@@ -69,9 +70,9 @@ class Distributor {
   }
 
  private:
-  size_t num_axes() const { return how_.placements.size(); }
-  int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
-  int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
+  size_t num_axes() const { return distribution_.placements.size(); }
+  int64_t num_ranks(size_t axis) const { return distribution_.mesh.sizes[axis]; }
+  int64_t rank(size_t axis) const { return distribution_.coordinate[axis]; }
   // Returns the index along the axis of a group rank. Groups number ranks like the world, meshes need not.
   int64_t index_of(size_t axis, int64_t group_rank) const {
     const auto& members = axis_groups_[axis].members;
@@ -79,22 +80,22 @@ class Distributor {
   }
   bool sends(size_t axis) const { return rank(axis) == index_of(axis, source_); }
 
-  // Returns `cut_out`, in memory of its own if an axis cuts: with its strides in `whole`, or contiguous if
+  // Returns `cut_out`, in memory of its own if an axis cuts: with its strides in `full`, or contiguous if
   // replicas follow.
-  at::Tensor alone(const at::Tensor& cut_out, const at::Tensor& whole) const {
-    const auto& placements = how_.placements;
+  at::Tensor in_own_memory(const at::Tensor& cut_out, const at::Tensor& full) const {
+    const auto& placements = distribution_.placements;
     const auto num_cuts = std::ranges::count_if(placements, [](const auto& one) { return one.is_shard(); });
-    if (num_cuts == 0 || how_.communicates()) {
+    if (num_cuts == 0 || distribution_.communicates()) {
       return cut_out.contiguous();
     }
     if (num_cuts < std::ssize(placements)) {
       return cut_out.clone(at::MemoryFormat::Contiguous);
     }
-    return cut_out.is_alias_of(whole) ? cut_out.clone() : cut_out;
+    return cut_out.is_alias_of(full) ? cut_out.clone() : cut_out;
   }
 
   at::Tensor scattered(const at::Tensor& tensor, size_t axis) const {
-    const auto& placement = how_.placements[axis];
+    const auto& placement = distribution_.placements[axis];
     const auto length = longest_shard(tensor.size(placement.dim), num_ranks(axis), placement.split_factor);
     auto sizes = tensor.sizes().vec();
     sizes[placement.dim] = length;
@@ -113,7 +114,7 @@ class Distributor {
       c10d::ScatterOptions options;
       options.rootRank = source_;
       options.asyncOp = false;
-      finish(group.scatter(outputs, inputs, options));
+      wait_for(group.scatter(outputs, inputs, options));
     }
     const auto mine = num_indices(
         funcol::cut({{0, tensor.size(placement.dim)}}, num_ranks(axis), rank(axis), placement.split_factor));
@@ -127,9 +128,9 @@ class Distributor {
       c10d::BroadcastOptions options;
       options.rootRank = source_;
       options.asyncOp = false;
-      finish(group.broadcast(wires, options));
+      wait_for(group.broadcast(wires, options));
     }
-    const auto& placement = how_.placements[axis];
+    const auto& placement = distribution_.placements[axis];
     return placement.is_partial() && placement.op == PartialOp::kSum ? local / num_ranks(axis) : local;
   }
 
@@ -137,20 +138,20 @@ class Distributor {
   c10d::ProcessGroup& agreed_group(size_t axis, const at::Tensor& tensor) const {
     auto& group = *groups_[axis];
     if (agreement_is_checked() && !has_active_layers()) {
-      const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
+      const auto arguments = c10::str(to_string(distribution_.placements[axis]), ", src_data_rank=", source_);
       agree(group, kDistributeTensor, arguments, describe_tensors(tensor));
     }
     return group;
   }
 
   // Waits for `work`, unless it is null: the backend has then waited itself.
-  static void finish(const c10::intrusive_ptr<c10d::Work>& work) {
+  static void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
     if (work) {
       work->wait();
     }
   }
 
-  const Distribution& how_;
+  const Distribution& distribution_;
   const std::vector<AxisGroup>& axis_groups_;
   std::vector<GroupPtr> groups_;
   int64_t source_;  // meaningless if nothing is sent
@@ -158,27 +159,28 @@ class Distributor {
 
 }  // namespace
 
-void check(const Distribution& how, const at::Tensor& whole) {
-  for (size_t axis = 0; axis < how.placements.size(); ++axis) {
-    const auto& placement = how.placements[axis];
-    const auto name = how.mesh.name(static_cast<int64_t>(axis));
-    TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim >= 0 && placement.dim < whole.dim()),
+void check(const Distribution& distribution, const at::Tensor& full) {
+  for (size_t axis = 0; axis < distribution.placements.size(); ++axis) {
+    const auto& placement = distribution.placements[axis];
+    const auto name = distribution.mesh.name(static_cast<int64_t>(axis));
+    TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim >= 0 && placement.dim < full.dim()),
                       "funcol::", kDistributeTensor, ": ", to_string(placement), " on mesh axis ", name,
-                      " cuts a dim that a tensor of shape ", whole.sizes(), " has not. Pass a dim below ",
-                      whole.dim(), ".");
+                      " cuts a dim that a tensor of shape ", full.sizes(), " has not. Pass a dim below ",
+                      full.dim(), ".");
     TORCH_CHECK_VALUE(!placement.is_partial() || can_split(placement.op), "funcol::", kDistributeTensor, ": ",
                       to_string(placement), " on mesh axis ", name,
                       ": a tensor cannot be split for this reduction. Pass sum, avg, min or max.");
-    TORCH_CHECK_VALUE(!how.source.has_value() || (*how.source >= 0 && *how.source < how.mesh.sizes[axis]),
-                      "funcol::", kDistributeTensor, ": src_data_rank is ", how.source.value_or(0),
-                      ", but mesh axis ", name, " has ", how.mesh.sizes[axis],
+    TORCH_CHECK_VALUE(!distribution.source.has_value() ||
+                          (*distribution.source >= 0 && *distribution.source < distribution.mesh.sizes[axis]),
+                      "funcol::", kDistributeTensor, ": src_data_rank is ", distribution.source.value_or(0),
+                      ", but mesh axis ", name, " has ", distribution.mesh.sizes[axis],
                       " ranks. It is a rank of each axis's group; pass one that all of them have, or None.");
   }
 }
 
-at::Tensor distribute(const at::Tensor& whole, const Distribution& how,
+at::Tensor distribute(const at::Tensor& full, const Distribution& distribution,
                       const std::vector<AxisGroup>& groups) {
-  return Distributor(how, groups).run(whole);
+  return Distributor(distribution, groups).run(full);
 }
 
 }  // namespace funcol

@@ -31,12 +31,13 @@ struct Distribution {
 
 // Raises ValueError unless the tensor has the dims that are cut, `source` is a rank of every axis, and
 // partial placements are of sum, avg, min or max: a tensor cannot be split for other reductions.
-void check(const Distribution& how, const at::Tensor& whole);
+void check(const Distribution& distribution, const at::Tensor& full);
 
-// Returns this rank's local tensor; `how` has been checked. `groups` has a group for each axis, or is empty
-// if nothing is sent, as on the meta device. Waits for each collective. If no axis cuts and `whole` is
-// contiguous, the result is `whole`, into which ranks other than the source receive; else it has memory of
+// Returns this rank's local tensor; `distribution` has been checked. `groups` has a group for each axis, or
+// is empty if nothing is sent, as on the meta device. Waits for each collective. If no axis cuts and `full`
+// is contiguous, the result is `full`, into which ranks other than the source receive; else it has memory of
 // its own.
-at::Tensor distribute(const at::Tensor& whole, const Distribution& how, const std::vector<AxisGroup>& groups);
+at::Tensor distribute(const at::Tensor& full, const Distribution& distribution,
+                      const std::vector<AxisGroup>& groups);
 
 }  // namespace funcol

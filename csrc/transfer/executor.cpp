@@ -15,6 +15,7 @@
 #include "layout/heap_bytes.h"
 #include "layout/shards.h"
 #include "transfer/local_steps.h"
+#include "transfer/op_names.h"
 
 namespace funcol {
 
@@ -24,7 +25,7 @@ std::atomic<int64_t> num_runs{0};
 std::atomic<int64_t> num_bytes_sent{0};
 
 // Returns true if `tensor` is on the CPU, and no mode, profiler or autograd observes operations on it.
-bool is_unseen_on_cpu(const at::Tensor& tensor) {
+bool is_unobserved_on_cpu(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kLazy(
       {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   return tensor.is_cpu() && tensor.layout() == at::kStrided && !has_active_layers() && !at::hasCallbacks() &&
@@ -43,7 +44,7 @@ std::optional<std::vector<int64_t>> axes_in_front(const Layout& layout, size_t d
 }
 
 // Returns true if the axes that cut a dim in front of an axis of several ranks change from src to dst.
-bool cuts_anew(const Plan& plan) {
+bool changes_cut_order(const Plan& plan) {
   for (size_t dim = 0; dim < plan.shape.size(); ++dim) {
     for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {
       const auto before = axes_in_front(plan.src, dim, axis);
@@ -65,15 +66,15 @@ RedistributionCounts redistribution_counts() noexcept {
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
     : peak_bytes_(plan.peak_bytes),
       shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
-      whole_shape_(plan.shape),
+      full_shape_(plan.shape),
       src_(to_string(plan.src)),
       trace_(to_string(plan)),
-      copies_(cuts_anew(plan)) {
+      copies_(changes_cut_order(plan)) {
   std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));
     bytes_sent_ += step.bytes_sent;
-    step_names_.push_back("redistribute " + trace_ + ": " + to_string(step, plan.mesh));
+    step_names_.push_back(std::string(kRedistribute) + " " + trace_ + ": " + to_string(step, plan.mesh));
     if (communicates(step.kind)) {
       groups_.push_back(groups.at(step.axes).ref);
     }
@@ -84,8 +85,6 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
 }
 
 Execution::~Execution() = default;
-Execution::Execution(Execution&&) noexcept = default;
-Execution& Execution::operator=(Execution&&) noexcept = default;
 
 bool Execution::fits(const at::Tensor& local) const {
   return std::ranges::equal(local.sym_sizes(), shape_before_) ||
@@ -108,19 +107,19 @@ void Execution::count_run() const noexcept {
 size_t Execution::heap_bytes() const {
   constexpr size_t kStepBytes = 1024;  // of its boxes: a block a rank
   return steps_.size() * kStepBytes + funcol::heap_bytes(step_names_) + funcol::heap_bytes(shape_before_) +
-         funcol::heap_bytes(whole_shape_) + funcol::heap_bytes(src_) + funcol::heap_bytes(trace_) +
+         funcol::heap_bytes(full_shape_) + funcol::heap_bytes(src_) + funcol::heap_bytes(trace_) +
          groups_.capacity() * sizeof(GroupRef);
 }
 
 bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }
 
 void Execution::check(const at::Tensor& local) const {
-  TORCH_CHECK_VALUE(fits(local), "funcol::redistribute: the local tensor has shape ", local.sym_sizes(),
-                    ", but this rank holds ", at::IntArrayRef(shape_before_), " of a tensor of shape ",
-                    at::IntArrayRef(whole_shape_), " under ", src_,
+  TORCH_CHECK_VALUE(fits(local), "funcol::", kRedistribute, ": the local tensor has shape ",
+                    local.sym_sizes(), ", but this rank holds ", at::IntArrayRef(shape_before_),
+                    " of a tensor of shape ", at::IntArrayRef(full_shape_), " under ", src_,
                     ". Pass the shard that belongs to the source spec.");
   for (const auto& group : groups_) {
-    check_is_current(group, "redistribute");
+    check_is_current(group, kRedistribute);
   }
   for (const auto& step : steps_) {
     step->check(local);
@@ -133,7 +132,7 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
     return unmoved(shaped(local));
   }
   count_run();
-  const bool runs_now = !async_op && is_unseen_on_cpu(local);
+  const bool runs_now = !async_op && is_unobserved_on_cpu(local);
   LocalTensor current{shaped(local), /*is_callers=*/true, /*may_change=*/async_op};
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Label label(step_names_[i]);

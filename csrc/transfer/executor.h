@@ -44,8 +44,8 @@ class Execution {
   // Raises ValueError if a step runs along axes that `groups` does not have.
   Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate);
   ~Execution();
-  Execution(Execution&&) noexcept;
-  Execution& operator=(Execution&&) noexcept;
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
 
   // Returns the rank's tensor in the plan's dst layout: contiguous and in memory of its own if the plan has
   // steps, else unmoved(). The result is pending only with `async_op`. Raises ValueError, before anything is
@@ -92,7 +92,7 @@ class Execution {
   int64_t peak_bytes_;
   int64_t bytes_sent_ = 0;  // by the busiest rank
   std::vector<int64_t> shape_before_;
-  std::vector<int64_t> whole_shape_;
+  std::vector<int64_t> full_shape_;
   std::string src_;
   std::string trace_;
   bool copies_;  // in unmoved()

@@ -9,6 +9,7 @@
 #include "ops/backend_tensor.h"
 #include "transfer/box_copy.h"
 #include "transfer/communicating_steps.h"
+#include "transfer/op_names.h"
 #include "transfer/reduction_identity.h"
 #include "transfer/selection.h"
 
@@ -50,7 +51,7 @@ class Split final : public LocalStep {
     for (int64_t dim = 0; dim < geometry.num_dims(); ++dim) {
       const auto held = geometry.before(dim, rank);
       const auto wanted = geometry.after(dim, rank);
-      if (intersection(wanted, held) != wanted) {
+      if (common_indices(wanted, held) != wanted) {
         geometry.contradict("it wants what the rank does not hold");
       }
       select_dim(dim, wanted, held, selection);
@@ -158,8 +159,8 @@ class Mask final : public LocalStep {
   LocalTensor run(const LocalTensor& local, const MaskHooks& masks) const override {
     auto tensor = local.tensor;
     const auto& hook = applies_ ? masks.apply : masks.mask;
-    TORCH_CHECK_NOT_IMPLEMENTED(hook,
-                                "funcol::redistribute: the plan has a masked partial, but nothing says what "
+    TORCH_CHECK_NOT_IMPLEMENTED(hook, "funcol::", kRedistribute,
+                                ": the plan has a masked partial, but nothing says what "
                                 "its mask is. Redistribute specs that hold PyTorch's _MaskPartial.");
     for (const int64_t axis : axes_) {
       tensor = hook(tensor, axis);

@@ -37,10 +37,10 @@ class LocalStep {
   // Raises what run() would raise for a tensor of this dtype and device before it sends anything.
   virtual void check(const at::Tensor& /*tensor*/) const {}
 
-  // Returns the step as a part of a collective of several tensors, or null if it sends nothing. finish()
+  // Returns the step as a part of a collective of several tensors, or null if it sends nothing. complete()
   // completes the result of that collective.
   virtual std::shared_ptr<const PackedExchange> flat() const { return nullptr; }
-  virtual at::Tensor finish(at::Tensor moved) const { return moved; }
+  virtual at::Tensor complete(at::Tensor moved) const { return moved; }
 };
 
 // Makes `step` for the rank at `coordinate`. Throws if the plan contradicts itself or a group is missing.

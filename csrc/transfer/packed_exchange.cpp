@@ -14,9 +14,9 @@
 namespace funcol {
 namespace {
 
-BoxCopy whole_copy(const std::vector<int64_t>& shape) { return {whole_runs(shape), shape, shape}; }
+BoxCopy full_copy(const std::vector<int64_t>& shape) { return {full_runs(shape), shape, shape}; }
 
-std::vector<Run> reversed(std::vector<Run> runs) {
+std::vector<CopyRun> reversed(std::vector<CopyRun> runs) {
   for (auto& run : runs) {
     std::swap(run.from, run.to);
   }
@@ -25,10 +25,10 @@ std::vector<Run> reversed(std::vector<Run> runs) {
 
 // Calls visit(shape, runs from the full tensor) for the shard of each rank.
 template <typename Visit>
-void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
-                    const std::vector<int64_t>& whole_shape, const Visit& visit) {
+void for_each_shard(int64_t dim, const std::vector<Intervals>& shards, const std::vector<int64_t>& full_shape,
+                    const Visit& visit) {
   for (const auto& positions : shards) {
-    auto shape = whole_shape;
+    auto shape = full_shape;
     shape[dim] = num_indices(positions);
     visit(shape, runs_to_shard(positions));
   }
@@ -36,7 +36,7 @@ void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
 
 // Returns the copy from the block of `rank`, which has these cuts, to the new tensor.
 BoxCopy received_block(const Exchange& exchange, const std::vector<int64_t>& cuts, int64_t rank) {
-  std::vector<std::vector<Run>> runs;
+  std::vector<std::vector<CopyRun>> runs;
   for (size_t dim = 0; dim < exchange.pieces.size(); ++dim) {
     runs.emplace_back();
     int64_t filled = 0;
@@ -108,15 +108,15 @@ int64_t PackedExchange::num_received() const {
 }
 
 PackedExchange packed_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
-                                 std::vector<int64_t> whole_shape, int64_t own_rank) {
+                                 std::vector<int64_t> full_shape, int64_t own_rank) {
   PackedExchange step{StepKind::kAllGather, std::move(group), std::ssize(shards)};
-  step.shape_after = std::move(whole_shape);
+  step.shape_after = std::move(full_shape);
   for_each_shard(dim, shards, step.shape_after, [&](const auto& shape, auto to_shard) {
     const auto rank = std::ssize(step.received);
     if (rank == own_rank) {
-      step.sent.push_back({rank, whole_copy(shape)});
+      step.sent.push_back({rank, full_copy(shape)});
     }
-    auto runs = whole_runs(shape);
+    auto runs = full_runs(shape);
     runs[dim] = reversed(std::move(to_shard));
     step.received.push_back({rank, BoxCopy(std::move(runs), shape, step.shape_after)});
   });
@@ -124,18 +124,18 @@ PackedExchange packed_all_gather(c10::IValue group, int64_t dim, const std::vect
 }
 
 PackedExchange packed_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t dim,
-                                     const std::vector<Intervals>& shards, std::vector<int64_t> whole_shape,
+                                     const std::vector<Intervals>& shards, std::vector<int64_t> full_shape,
                                      int64_t own_rank) {
   PackedExchange step{StepKind::kReduceScatter, std::move(group), std::ssize(shards), std::move(reduce_op)};
-  for_each_shard(dim, shards, whole_shape, [&](const auto& shape, auto to_shard) {
+  for_each_shard(dim, shards, full_shape, [&](const auto& shape, auto to_shard) {
     const auto rank = std::ssize(step.sent);
     if (rank == own_rank) {
-      step.received.push_back({rank, whole_copy(shape)});
+      step.received.push_back({rank, full_copy(shape)});
       step.shape_after = shape;
     }
-    auto runs = whole_runs(shape);
+    auto runs = full_runs(shape);
     runs[dim] = std::move(to_shard);
-    step.sent.push_back({rank, BoxCopy(std::move(runs), whole_shape, shape)});
+    step.sent.push_back({rank, BoxCopy(std::move(runs), full_shape, shape)});
   });
   return step;
 }

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "planner/cost_model.h"
-#include "transfer/blocks.h"
 #include "transfer/box_copy.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 
@@ -62,9 +62,9 @@ size_t num_shared_signatures();  // that live
 
 // Makes a gather or scatter along `dim`. `shards` has the positions of each rank's shard in the full tensor.
 PackedExchange packed_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
-                                 std::vector<int64_t> whole_shape, int64_t own_rank);
+                                 std::vector<int64_t> full_shape, int64_t own_rank);
 PackedExchange packed_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t dim,
-                                     const std::vector<Intervals>& shards, std::vector<int64_t> whole_shape,
+                                     const std::vector<Intervals>& shards, std::vector<int64_t> full_shape,
                                      int64_t own_rank);
 PackedExchange packed_all_reduce(c10::IValue group, int64_t num_ranks, std::string reduce_op);
 PackedExchange packed_all_to_all(c10::IValue group, const Exchange& exchange);

@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "transfer/op_names.h"
+
 namespace funcol {
 namespace {
 
@@ -41,8 +43,9 @@ c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype) {
                      : (c10::isSignedType(dtype) ? c10::Scalar(int64_t{-1}) : largest(dtype));
     case PartialOp::kMin:
     case PartialOp::kMax:
-      TORCH_CHECK_TYPE(!c10::isComplexType(dtype), "funcol::redistribute: P(", std::string(to_string(op)),
-                       ") of ", dtype, ": complex numbers have no order. Use P(sum).");
+      TORCH_CHECK_TYPE(!c10::isComplexType(dtype), "funcol::", kRedistribute, ": P(",
+                       std::string(to_string(op)), ") of ", dtype,
+                       ": complex numbers have no order. Use P(sum).");
       if (is_bool) {
         return op == PartialOp::kMin;
       }
@@ -50,7 +53,7 @@ c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype) {
     case PartialOp::kAvg:
       break;
   }
-  TORCH_INTERNAL_ASSERT(false, "funcol::redistribute: avg has no neutral element");
+  TORCH_INTERNAL_ASSERT(false, "funcol::", kRedistribute, ": avg has no neutral element");
 }
 
 }  // namespace funcol

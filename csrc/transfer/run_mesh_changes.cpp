@@ -61,7 +61,7 @@ class Batch {
     }
     if (!moved_.empty()) {
       auto start = start_together(std::move(transfers), std::move(locals), &scratch_, kRedistribute);
-      put(moved_, start.outputs);
+      replace_tensors(moved_, start.outputs);
       pending_ = start.work ? make_pending_collective(std::move(start)) : nullptr;
     }
   }
@@ -69,7 +69,7 @@ class Batch {
   // Returns the buffer that was sent, once the new tensors have arrived, or an undefined tensor. The batch
   // after the next uses it again: an allocator that does not fit an aligned block into the hole of an equal
   // one, such as glibc's before 2.38, would take new memory for each.
-  at::Tensor finish() {
+  at::Tensor wait() {
     if (pending_ && !async_op_) {
       pending_->settle();
       pending_.reset();
@@ -95,10 +95,10 @@ class Batch {
         places.push_back(i);
       }
     }
-    put(places, run_batch(running, async_op_, together_bytes_));
+    replace_tensors(places, run_batch(running, async_op_, together_bytes_));
   }
 
-  void put(const std::vector<size_t>& places, std::vector<at::Tensor> tensors) {
+  void replace_tensors(const std::vector<size_t>& places, std::vector<at::Tensor> tensors) {
     for (size_t i = 0; i < places.size(); ++i) {
       (*items_)[places[i]].local = std::move(tensors[i]);
     }
@@ -127,12 +127,12 @@ std::vector<at::Tensor> run_mesh_changes(Items items, bool async_op, int64_t tog
   for (auto& indices : batches_of(items, together_bytes)) {
     Batch next(items, std::move(indices), async_op, together_bytes, std::exchange(scratch, {}));
     if (running.has_value()) {
-      scratch = running->finish();
+      scratch = running->wait();
     }
     running = std::move(next);
   }
   if (running.has_value()) {
-    running->finish();
+    running->wait();
   }
   std::vector<at::Tensor> results;
   for (auto& item : items) {

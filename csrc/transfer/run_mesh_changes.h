@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transfer/program.h"
+#include "transfer/transfer_program.h"
 
 namespace funcol {
 

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 

@@ -8,8 +8,9 @@
 
 #include "layout/shards.h"
 #include "planner/plan.h"
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 #include "transfer/group_ranks.h"
+#include "transfer/op_names.h"
 
 namespace funcol {
 
@@ -23,8 +24,8 @@ struct StepGeometry {
 
   static const AxisGroup* find(const Plan& plan, const Step& step, const AxisGroups& groups) {
     const auto found = groups.find(step.axes);
-    TORCH_CHECK_VALUE(found != groups.end() || !communicates(step.kind),
-                      "funcol::redistribute: no process group for ", to_string(step, plan.mesh),
+    TORCH_CHECK_VALUE(found != groups.end() || !communicates(step.kind), "funcol::", kRedistribute,
+                      ": no process group for ", to_string(step, plan.mesh),
                       ". Plan with the merged axes that have one.");
     return found == groups.end() ? nullptr : &found->second;
   }
@@ -64,7 +65,7 @@ struct StepGeometry {
   }
 
   [[noreturn]] void contradict(const char* why) const {
-    TORCH_INTERNAL_ASSERT(false, "funcol::redistribute: ", to_string(step, mesh), " from ",
+    TORCH_INTERNAL_ASSERT(false, "funcol::", kRedistribute, ": ", to_string(step, mesh), " from ",
                           to_string(step.before), " to ", to_string(step.after), " of ",
                           at::IntArrayRef(shape), ": ", why);
   }

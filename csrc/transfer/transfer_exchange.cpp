@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 namespace funcol {
 namespace {
@@ -20,24 +20,9 @@ std::vector<int64_t> shape_of(const std::optional<std::vector<Intervals>>& indic
   return shape;
 }
 
-// Returns the positions number begin, begin + 1, ..., end - 1 of a list of positions.
-Intervals sublist(const Intervals& positions, int64_t begin, int64_t end) {
-  Intervals part;
-  int64_t seen = 0;
-  for (const auto& interval : positions) {
-    const int64_t from = std::max(begin - seen, int64_t{0});
-    const int64_t to = std::min(end - seen, interval.size);
-    if (from < to) {
-      append(part, {interval.begin + from, to - from});
-    }
-    seen += interval.size;
-  }
-  return part;
-}
-
 // Returns the runs from one list of positions to another of the same length.
-std::vector<Run> runs_between(const Intervals& from, const Intervals& to) {
-  std::vector<Run> runs;
+std::vector<CopyRun> runs_between(const Intervals& from, const Intervals& to) {
+  std::vector<CopyRun> runs;
   size_t i = 0;
   size_t j = 0;
   int64_t seen_from = 0;  // of from[i]
@@ -75,11 +60,11 @@ void for_each_box(const std::vector<int64_t>& sizes, int64_t begin, int64_t end,
   }
   while (begin < end) {
     const int64_t index = begin / row;
-    const bool is_whole_row = begin % row == 0 && end - begin >= row;
-    const int64_t next = is_whole_row ? end / row * row : std::min(end, (index + 1) * row);
-    box.emplace_back(index, is_whole_row ? end / row : index + 1);
-    const int64_t inner_begin = is_whole_row ? 0 : begin - index * row;
-    const int64_t inner_end = is_whole_row ? row : next - index * row;
+    const bool is_full_row = begin % row == 0 && end - begin >= row;
+    const int64_t next = is_full_row ? end / row * row : std::min(end, (index + 1) * row);
+    box.emplace_back(index, is_full_row ? end / row : index + 1);
+    const int64_t inner_begin = is_full_row ? 0 : begin - index * row;
+    const int64_t inner_end = is_full_row ? row : next - index * row;
     for_each_box(sizes, inner_begin, inner_end, box, visit);
     box.pop_back();
     begin = next;
@@ -100,11 +85,12 @@ void add_blocks(const TransferMessage& message, const std::vector<Intervals>& he
   }
   std::vector<std::pair<int64_t, int64_t>> box;
   for_each_box(sizes, message.begin, message.begin + message.size, box, [&](const auto& bounds) {
-    std::vector<std::vector<Run>> runs;
+    std::vector<std::vector<CopyRun>> runs;
     std::vector<int64_t> block_shape;
     for (size_t dim = 0; dim < bounds.size(); ++dim) {
       const auto [begin, end] = bounds[dim];
-      const auto in_local = sublist(places[dim], begin, end);
+      Intervals in_local;
+      append_range(places[dim], begin, end, in_local);
       const Intervals in_block{{0, end - begin}};
       runs.push_back(is_sent ? runs_between(in_local, in_block) : runs_between(in_block, in_local));
       block_shape.push_back(end - begin);
@@ -161,7 +147,7 @@ PackedExchange packed_transfer(const Transfer& transfer, const TransferGroup& gr
       receive(message);
       continue;
     }
-    std::vector<std::vector<Run>> runs;
+    std::vector<std::vector<CopyRun>> runs;
     for (size_t dim = 0; dim < task.shape.size(); ++dim) {
       runs.push_back(runs_between(positions(message.indices[dim], (*held)[dim]),
                                   positions(message.indices[dim], (*wanted)[dim])));

@@ -28,7 +28,7 @@ def add_libraries(package_path: MutableSequence[str], running: str) -> None:
     if _minor(running) not in minors:
         raise ImportError(
             f"This funcol has libraries for PyTorch {', '.join(minors)}, but PyTorch {running} is running. "
-            f"Install one of these PyTorch minors, or build funcol for this one from its source: {_REBUILD}"
+            f"Install one of these PyTorch releases, or build funcol for this one from its source: {_REBUILD}"
         )
     package_path.append(str(Path(package_path[0], _FOLDER + _minor(running).replace(".", "_"))))
 

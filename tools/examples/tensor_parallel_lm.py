@@ -46,14 +46,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import funcol
 from funcol.commands.timeline import (
     add_legend,
-    common,
     draw_bar,
     draw_intervals,
     label_lanes,
     length,
-    merged,
+    merge_spans,
+    overlap,
 )
-from funcol.commands.traces import Span, read_spans
+from funcol.commands.traces import Span, read_trace
 
 MESH = {"dp": 2, "tp": 2}
 NUM_RANKS = 4
@@ -222,7 +222,7 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> Timeline:
-    trace = read_spans(path)
+    trace = read_trace(path).spans
     steps = [span for span in trace if span.name == "step"][1:]
     trace = [span for span in trace if any(span.starts_in(step) for step in steps)]
     on_thread = [span for span in trace if span.thread == steps[0].thread]
@@ -252,11 +252,11 @@ def shares(timelines: list[Timeline]) -> dict[str, float]:
     collectives there are in it."""
     found = {"step": 0.0, "num_collectives": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
     for timeline in timelines:
-        whole = merged(timeline.steps)
-        step, operators = length(whole), length(merged(timeline.operators))
-        busy, sending = merged(timeline.operators), merged(timeline.collectives)
-        collectives = sum(common(interval, whole) for interval in sending)
-        both = sum(common(interval, busy) for interval in sending)
+        whole = merge_spans(timeline.steps)
+        step, operators = length(whole), length(merge_spans(timeline.operators))
+        busy, sending = merge_spans(timeline.operators), merge_spans(timeline.collectives)
+        collectives = sum(overlap(interval, whole) for interval in sending)
+        both = sum(overlap(interval, busy) for interval in sending)
         of_rank = {
             "step": step,
             "num_collectives": len(timeline.collectives),
@@ -283,9 +283,9 @@ def draw(timelines: list[Timeline], title: str, path: Path) -> None:
     for rank, timeline in enumerate(timelines):
         top = 2.3 * rank
         for span in timeline.parts:
-            draw_bar(ax, span, origin, top - 0.45, 0.9, PARTS[span.name], edge="none")
-        draw_intervals(ax, merged(timeline.operators), origin, top - 0.3, 0.6, OPERATOR_COLOR)
-        draw_intervals(ax, merged(timeline.collectives), origin, top + 0.57, 0.86, COMMUNICATION_COLOR)
+            draw_bar(ax, span, origin, top - 0.45, 0.9, PARTS[span.name])
+        draw_intervals(ax, merge_spans(timeline.operators), origin, top - 0.3, 0.6, OPERATOR_COLOR)
+        draw_intervals(ax, merge_spans(timeline.collectives), origin, top + 0.57, 0.86, COMMUNICATION_COLOR)
     label_lanes(ax, range(len(timelines)), "gloo")
     ax.set_xlim(left=0)
     ax.set_xlabel("ms")

@@ -130,19 +130,19 @@ class RowMover {
 template <Change kChange, typename Row>
 void move_rows(const void* in, void* out, const ShardShape& shape, Row row, int64_t begin, int64_t end) {
   const RowMover<kChange, Row> mover(in, out, shape, row);
-  Range whole = {begin / shape.num_ranks, end / shape.num_ranks};
+  Range complete = {begin / shape.num_ranks, end / shape.num_ranks};
   const int64_t head = begin % shape.num_ranks;
   const int64_t tail = end % shape.num_ranks;
-  if (whole.begin == whole.end) {
-    mover.move({head, tail}, {whole.begin, whole.begin + 1});
+  if (complete.begin == complete.end) {
+    mover.move({head, tail}, {complete.begin, complete.begin + 1});
     return;
   }
   if (head > 0) {
-    mover.move({head, shape.num_ranks}, {whole.begin, whole.begin + 1});
-    ++whole.begin;
+    mover.move({head, shape.num_ranks}, {complete.begin, complete.begin + 1});
+    ++complete.begin;
   }
-  mover.move({0, shape.num_ranks}, whole);
-  mover.move({0, tail}, {whole.end, whole.end + 1});
+  mover.move({0, shape.num_ranks}, complete);
+  mover.move({0, tail}, {complete.end, complete.end + 1});
 }
 
 template <Change kChange>

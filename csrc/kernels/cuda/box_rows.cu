@@ -30,18 +30,8 @@ const char* copy_boxes(const RowBox* boxes, size_t num_boxes, void* opaque_strea
   for (size_t i = 0; i < num_boxes; ++i) {
     narrowest = std::min(narrowest, vector_bytes(boxes[i]));
   }
-  switch (narrowest) {
-    case 16:
-      return launch_as<uint4>(boxes, num_boxes, stream);
-    case 8:
-      return launch_as<uint2>(boxes, num_boxes, stream);
-    case 4:
-      return launch_as<uint32_t>(boxes, num_boxes, stream);
-    case 2:
-      return launch_as<uint16_t>(boxes, num_boxes, stream);
-    default:
-      return launch_as<uint8_t>(boxes, num_boxes, stream);
-  }
+  return launch_in_vectors(
+      narrowest, [&](auto vector) { return launch_as<decltype(vector)>(boxes, num_boxes, stream); });
 }
 
 }  // namespace funcol::kernels::cuda

@@ -44,4 +44,21 @@ const char* launch(Body body, cudaStream_t stream) {
                                      stream));
 }
 
+// Calls `launch_as(vector)` with a value of the type of vectors of `num_bytes`: 16, 8, 4, 2 or 1.
+template <typename LaunchAs>
+const char* launch_in_vectors(int64_t num_bytes, const LaunchAs& launch_as) {
+  switch (num_bytes) {
+    case 16:
+      return launch_as(uint4{});
+    case 8:
+      return launch_as(uint2{});
+    case 4:
+      return launch_as(uint32_t{});
+    case 2:
+      return launch_as(uint16_t{});
+    default:
+      return launch_as(uint8_t{});
+  }
+}
+
 }  // namespace funcol::kernels::cuda

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "kernels/box_rows.h"
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/move_vectors.h"
@@ -28,21 +29,10 @@ const char* change_layout(const void* in, void* out, const ShardShape& shape, vo
     return error_text(
         cudaMemcpyAsync(out, in, static_cast<size_t>(shape.num_bytes()), cudaMemcpyDeviceToDevice, stream));
   }
-  const uintptr_t alignment = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out) |
-                              static_cast<uintptr_t>(shape.row_bytes);
-  if (alignment % 16 == 0) {
-    return launch_as<kChange, uint4>(in, out, shape, stream);
-  }
-  if (alignment % 8 == 0) {
-    return launch_as<kChange, uint2>(in, out, shape, stream);
-  }
-  if (alignment % 4 == 0) {
-    return launch_as<kChange, uint32_t>(in, out, shape, stream);
-  }
-  if (alignment % 2 == 0) {
-    return launch_as<kChange, uint16_t>(in, out, shape, stream);
-  }
-  return launch_as<kChange, uint8_t>(in, out, shape, stream);
+  const RowBox row{.from = in, .to = out, .row_bytes = shape.row_bytes};
+  return launch_in_vectors(vector_bytes(row), [&](auto vector) {
+    return launch_as<kChange, decltype(vector)>(in, out, shape, stream);
+  });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Fused attention on [batch, heads, length, features]: batches and heads are independent.
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::attention_rules {
 namespace {

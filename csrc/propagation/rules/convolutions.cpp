@@ -1,6 +1,6 @@
 // Convolutions: the input is [batch, channels, *places].
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::convolution_rules {
 namespace {
@@ -14,7 +14,7 @@ bool has_disjoint_windows(const OpCall& call) {
 }
 
 // Returns true if every rank has complete windows.
-bool has_whole_windows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+bool has_complete_windows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& shape = call.tensor("input").shape;
   const auto& layout = composition.inputs[call.arg("input").tensor()];
   const int64_t last = std::ssize(shape) - 1;
@@ -32,14 +32,14 @@ std::vector<int64_t> dims_to_shard(const OpCall& call) {
 Rows convolution(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : dims_to_shard(call)) {
-    rows.add_alike(any_shard(dim), {"input"});
+    rows.add_same_placement(any_shard(dim), {"input"});
   }
   for (const auto op : kLinearOps) {
     for (const auto* linear_in : {"input", "weight"}) {
       rows.add_arithmetic(partial(op), {{linear_in, partial(op)}, {"bias", partial(op)}});
     }
   }
-  return rows.allowing_empty_shards(has_whole_windows);
+  return rows.allowing_empty_shards(has_complete_windows);
 }
 
 Rows convolution_backward(const OpCall& call) {
@@ -50,7 +50,7 @@ Rows convolution_backward(const OpCall& call) {
     rows.add(outputs, {{"grad_output", any_shard(dim)}, {"input", any_shard(dim)}});
   }
   rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
-  return rows.allowing_empty_shards(has_whole_windows);
+  return rows.allowing_empty_shards(has_complete_windows);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Copies, casts, and new tensors with the metadata of others.
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::copy_rules {
 namespace {
@@ -36,7 +36,7 @@ bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
 void add_partials_cast(RowList& rows, Dtype from, Dtype to) {
   for (const auto op : kAllPartialOps) {
     if (cast_commutes(op, from, to)) {
-      rows.add_alike(partial(op));
+      rows.add_same_placement(partial(op));
     }
   }
 }
@@ -76,7 +76,7 @@ Rule made_of_size(bool is_written) {
 }
 
 // Returns true if every rank's bytes are complete elements of both dtypes.
-bool has_whole_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+bool has_complete_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const int64_t last = num_dims(call) - 1;
   return is_cut_evenly(composition.inputs[0], mesh, last, call.tensors[0].shape[last]) &&
          is_cut_evenly(composition.inputs[0], mesh, last, first_output(call).shape[last]);
@@ -90,7 +90,7 @@ Rows reinterpreted(const OpCall& call) {
   if (first_output(call).dtype == self.dtype) {
     rows.add_partials(kAllPartialOps);
   }
-  return rows.allowing_empty_shards(first_output(call).shape == self.shape ? nullptr : has_whole_elements);
+  return rows.allowing_empty_shards(first_output(call).shape == self.shape ? nullptr : has_complete_elements);
 }
 
 // Returns rows in which each rank writes found_inf for its own elements; the caller reduces found_inf.

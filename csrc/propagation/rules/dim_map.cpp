@@ -1,6 +1,7 @@
 #include "propagation/rules/dim_map.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace funcol {
 namespace {
@@ -24,12 +25,20 @@ DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed) {
   return map;
 }
 
-DimMap whole_dims(int64_t num_dims, const std::vector<int64_t>& whole) {
+DimMap with_unsharded_dims(int64_t num_dims, const std::vector<int64_t>& unsharded) {
   auto map = same_dims(num_dims);
-  for (const int64_t dim : whole) {
+  for (const int64_t dim : unsharded) {
     if (dim < num_dims) {
       map[dim] = std::nullopt;
     }
+  }
+  return map;
+}
+
+DimMap permutation(const std::vector<int64_t>& sources) {
+  DimMap map(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    map.at(sources[i]) = static_cast<int64_t>(i);
   }
   return map;
 }
@@ -44,7 +53,9 @@ std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name) {
 
 DimMap without_dim(const OpCall& call) { return without_dims(num_dims(call), {dim_argument(call, "dim")}); }
 
-DimMap with_whole_dim(const OpCall& call) { return whole_dims(num_dims(call), {dim_argument(call, "dim")}); }
+DimMap with_unsharded_dim(const OpCall& call) {
+  return with_unsharded_dims(num_dims(call), {dim_argument(call, "dim")});
+}
 
 DimMap with_inserted_dim(const OpCall& call) {
   const int64_t inserted = dim_argument(call, "dim", num_dims(call) + 1);
@@ -57,6 +68,14 @@ DimMap with_inserted_dim(const OpCall& call) {
 
 DimMap without_diagonal_dims(const OpCall& call) {
   return without_dims(num_dims(call), {dim_argument(call, "dim1"), dim_argument(call, "dim2")});
+}
+
+DimMap with_swapped_dims(const OpCall& call, std::string_view first, std::string_view second) {
+  auto map = same_dims(num_dims(call));
+  if (!map.empty()) {
+    std::swap(map[dim_argument(call, first)], map[dim_argument(call, second)]);
+  }
+  return map;
 }
 
 void add_mapped_dims(RowList& rows, const DimMap& map) {
@@ -76,14 +95,14 @@ void add_mapped_dims(RowList& rows, const DimMap& map, std::string_view argument
   }
 }
 
-void add_dims_alike(RowList& rows, const DimMap& map) {
+void add_common_dims(RowList& rows, const DimMap& map) {
   const auto& tensors = rows.call().tensors;
   for (const auto& dim : map) {
     const auto has_dim = [&](const TensorMeta& meta) {
       return *dim < meta.num_dims() && meta.shape[*dim] == tensors[0].shape[*dim];
     };
     if (dim && std::ranges::all_of(tensors, has_dim)) {
-      rows.add_alike(any_shard(*dim));
+      rows.add_same_placement(any_shard(*dim));
     }
   }
 }

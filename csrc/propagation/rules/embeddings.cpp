@@ -1,7 +1,7 @@
 // Embeddings: the rows of a table that indices pick, and the gradient of the table.
 #include "layout/shards.h"
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::embedding_rules {
 namespace {
@@ -20,7 +20,7 @@ Rows embedding(const OpCall& call) {
   // Only with a plain Shard does a rank hold rows with consecutive numbers.
   rows.add(masked(0), {{"weight", Placement::shard(0)}, {"indices", masked(0)}});
   for (int64_t dim = 0; dim < num_dims; ++dim) {
-    rows.add_alike(any_shard(dim), {"indices"});
+    rows.add_same_placement(any_shard(dim), {"indices"});
   }
   rows.add_partials(kAllPartialOps, {"weight"});
   auto result = rows.allowing_empty_shards(all_have_rows);

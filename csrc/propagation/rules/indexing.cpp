@@ -3,8 +3,8 @@
 #include <iterator>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::indexing_rules {
 namespace {
@@ -136,7 +136,7 @@ Rows index_select(const OpCall& call) {
   const int64_t indexed = dim_argument(call, "dim");
   for (int64_t dim = 0; dim < num_dims(call); ++dim) {
     if (dim != indexed) {
-      rows.add_alike(any_shard(dim), {"self"});
+      rows.add_same_placement(any_shard(dim), {"self"});
     } else if (call.tensor("index").num_dims() == 1) {
       rows.add(any_shard(dim), {{"index", any_shard(0)}});
     }
@@ -166,10 +166,10 @@ Rows gather(const OpCall& call) {
     if (index.shape[gathered] == 1) {
       rows.add(masked(0), {{"self", Placement::shard(gathered)}, {"index", masked(0)}});
     }
-    rows.add_alike(any_shard(gathered), {"index"});
+    rows.add_same_placement(any_shard(gathered), {"index"});
     for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
       if (dim != gathered && self.shape[dim] == index.shape[dim]) {
-        rows.add_alike(any_shard(dim));
+        rows.add_same_placement(any_shard(dim));
       }
     }
   }
@@ -183,7 +183,7 @@ Rows gather(const OpCall& call) {
 void add_other_dims(const OpCall& call, RowList& rows, ArgumentNames arguments) {
   for (int64_t dim = 0; dim < num_dims(call); ++dim) {
     if (dim != dim_argument(call, "dim")) {
-      rows.add_alike(any_shard(dim), arguments);
+      rows.add_same_placement(any_shard(dim), arguments);
     }
   }
 }
@@ -214,13 +214,13 @@ Rows index_add(const OpCall& call) {
 // Returns the rows of scatter(self, dim, index, src).
 Rows scatter(const OpCall& call) {
   RowList rows(call);
-  add_dims_alike(rows, with_whole_dim(call));
+  add_common_dims(rows, with_unsharded_dim(call));
   return rows.allowing_empty_shards();
 }
 
 Rows scatter_add(const OpCall& call) {
   RowList rows(call);
-  add_dims_alike(rows, with_whole_dim(call));
+  add_common_dims(rows, with_unsharded_dim(call));
   rows.add_arithmetic_partials(kLinearOps, {"self", "src"});
   return rows.allowing_empty_shards();
 }
@@ -233,7 +233,7 @@ Rows bucketize(const OpCall& call) {
     return {};
   }
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
-    rows.add_alike(any_shard(dim), {"self"});
+    rows.add_same_placement(any_shard(dim), {"self"});
   }
   rows.add(partial(), {{"boundaries", any_shard(0)}});
   rows.add_arithmetic_partials(kOrderOps, {"self"});

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::joining_rules {
 namespace {
@@ -41,7 +41,7 @@ Rows stack(const OpCall& call) {
 }
 
 // Returns the rule of an operator that writes `src` into self. The map gives the dims of self in `src`.
-Rule put_into_self(MakeDimMap map_to_source) {
+Rule write_into_self(MakeDimMap map_to_source) {
   return [map_to_source](const OpCall& call) {
     RowList rows(call);
     const auto map = map_to_source(call);
@@ -66,12 +66,12 @@ Rows pad(const OpCall& call) {
       padded.push_back(num_dims(call) - 1 - static_cast<int64_t>(i / 2));
     }
   }
-  add_mapped_dims(rows, whole_dims(num_dims(call), padded));
+  add_mapped_dims(rows, with_unsharded_dims(num_dims(call), padded));
   for (const auto op : kAllPartialOps) {
     const bool keeps_constants = std::ranges::find(kOpsKeepingConstants, op) != kOpsKeepingConstants.end();
     const bool keeps_0 = op == PartialOp::kSum || op == PartialOp::kProduct;
     if (padded.empty() || keeps_constants || (keeps_0 && real_number(call, "value") == 0.0)) {
-      rows.add_alike(partial(op));
+      rows.add_same_placement(partial(op));
     }
   }
   return rows.allowing_empty_shards();
@@ -81,7 +81,7 @@ Rows pad(const OpCall& call) {
 Rows equal(const OpCall& call) {
   RowList rows(call);
   if (call.tensors.at(0).shape == call.tensors.at(1).shape) {
-    add_dims_alike(rows, same_dims(num_dims(call)));
+    add_common_dims(rows, same_dims(num_dims(call)));
   }
   return rows.allowing_empty_shards();
 }
@@ -91,9 +91,9 @@ Rows equal(const OpCall& call) {
 void add(RuleTable& table) {
   table.add_operators({"aten::cat"}, cat);
   table.add_operators({"aten::stack"}, stack);
-  table.add_operators({"aten::select_scatter"}, put_into_self(without_dim));
-  table.add_operators({"aten::slice_scatter"}, put_into_self(with_whole_dim));
-  table.add_operators({"aten::diagonal_scatter"}, put_into_self(without_diagonal_dims));
+  table.add_operators({"aten::select_scatter"}, write_into_self(without_dim));
+  table.add_operators({"aten::slice_scatter"}, write_into_self(with_unsharded_dim));
+  table.add_operators({"aten::diagonal_scatter"}, write_into_self(without_diagonal_dims));
   table.add_operators({"aten::constant_pad_nd"}, pad);
   table.add_operators({"aten::equal", "aten::is_same_size"}, equal);
 }

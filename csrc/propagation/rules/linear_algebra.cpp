@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::linear_algebra_rules {
 namespace {
@@ -87,7 +87,7 @@ Rows solve_triangular(const OpCall& call) {
   for (int64_t dim = 0; more_dims >= 0 && dim < b.num_dims() - 2; ++dim) {
     const int64_t own = dim - more_dims;
     if (own < 0 || (a.shape[own] == 1 && b.shape[dim] != 1)) {
-      rows.add_alike(any_shard(dim), {"B"});
+      rows.add_same_placement(any_shard(dim), {"B"});
     }
   }
   return rows.allowing_empty_shards();
@@ -102,7 +102,7 @@ Rows pseudo_inverse(const OpCall& call) {
     }
   }
   for (int64_t dim = 0; dim < call.tensor("self").num_dims() - 2; ++dim) {
-    rows.add_alike(any_shard(dim), {"self"});
+    rows.add_same_placement(any_shard(dim), {"self"});
   }
   return rows.allowing_empty_shards();
 }

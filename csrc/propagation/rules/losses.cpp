@@ -1,7 +1,7 @@
 // Losses: the negative log likelihood, and losses that reduce the results of single elements.
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::loss_rules {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::matrix_rules {
 namespace {
@@ -22,8 +22,10 @@ std::optional<int64_t> place_of(char letter, const std::string& letters) {
 // A row: the placement of the output, and those of the inputs.
 using ContractionRow = std::pair<Placement, std::vector<Placement>>;
 
-// Returns a row for each letter to shard, all but those of `whole`; then rows with one partial input each.
-std::vector<ContractionRow> contraction_rows(const Contraction& contraction, const std::string& whole = "") {
+// Returns a row for each letter to shard, all but those of `unsharded`; then rows with one partial input
+// each.
+std::vector<ContractionRow> contraction_rows(const Contraction& contraction,
+                                             const std::string& unsharded = "") {
   std::string letters = contraction.output;
   for (const auto& input : contraction.inputs) {
     for (const char letter : input) {
@@ -34,7 +36,7 @@ std::vector<ContractionRow> contraction_rows(const Contraction& contraction, con
   }
   std::vector<ContractionRow> rows;
   for (const char letter : letters) {
-    if (place_of(letter, whole)) {
+    if (place_of(letter, unsharded)) {
       continue;
     }
     const auto in_output = place_of(letter, contraction.output);
@@ -204,9 +206,9 @@ Rows grouped_mm(const OpCall& call) {
   const bool is_batch2 = call.tensor("mat2").num_dims() == 3;
   const Contraction contraction{{is_batch ? "gmk" : "mk", is_batch2 ? "gkn" : "kn"},
                                 is_batch == is_batch2 ? "gmn" : "mn"};
-  const std::string whole = is_batch && is_batch2 ? "" : is_batch ? "gn" : is_batch2 ? "gm" : "gk";
+  const std::string unsharded = is_batch && is_batch2 ? "" : is_batch ? "gn" : is_batch2 ? "gm" : "gk";
   RowList rows(call);
-  for (const auto& [output, inputs] : contraction_rows(contraction, whole)) {
+  for (const auto& [output, inputs] : contraction_rows(contraction, unsharded)) {
     rows.add_arithmetic(output, {{"self", inputs[0]}, {"mat2", inputs[1]}});
   }
   return rows.refusing_empty_shards(are_aligned);

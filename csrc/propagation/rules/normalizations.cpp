@@ -1,6 +1,6 @@
 // Normalization layers and their gradients.
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::normalization_rules {
 namespace {
@@ -14,7 +14,7 @@ int64_t num_outer_dims(const OpCall& call) {
 Rows layer_norm(const OpCall& call) {
   RowList rows(call);
   for (int64_t dim = 0; dim < num_outer_dims(call); ++dim) {
-    rows.add_alike(any_shard(dim), {"input"});
+    rows.add_same_placement(any_shard(dim), {"input"});
   }
   return rows.allowing_empty_shards();
 }
@@ -38,7 +38,7 @@ Rows layer_norm_backward(const OpCall& call) { return norm_backward(call, num_ou
 // Returns rows that shard the batch alone.
 Rows group_norm(const OpCall& call) {
   RowList rows(call);
-  rows.add_alike(any_shard(0), {"input"});
+  rows.add_same_placement(any_shard(0), {"input"});
   return rows.allowing_empty_shards();
 }
 

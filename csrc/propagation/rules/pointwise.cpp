@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol {
 namespace pointwise_rules {

@@ -1,7 +1,7 @@
 // Pointwise operators: an element depends on the elements at the same indices of the broadcast operands.
 #pragma once
 
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 namespace funcol {
 

@@ -1,7 +1,7 @@
 // Pooling, upsampling and sampling on grids of images, [batch, channels, *places] or [channels, *places].
 // Images and channels are independent.
-#include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::pooling_rules {
 namespace {
@@ -19,9 +19,9 @@ bool has_channels(const OpCall& call, const Composition& composition, const Mesh
 // Returns rows that shard batch and channels, the first dims of all tensors.
 Rows by_image_and_channel(const OpCall& call, int64_t num_places, std::string_view linear_in) {
   RowList rows(call);
-  rows.add_alike(any_shard(0));
+  rows.add_same_placement(any_shard(0));
   if (has_batch(call, num_places)) {
-    rows.add_alike(any_shard(1));
+    rows.add_same_placement(any_shard(1));
   }
   if (!linear_in.empty()) {
     rows.add_arithmetic_partials(kLinearOps, {linear_in});
@@ -45,7 +45,7 @@ Rule fractional_pooling(int64_t num_places) {
 Rows upsampling(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : {0, 1}) {
-    rows.add_alike(any_shard(dim));
+    rows.add_same_placement(any_shard(dim));
   }
   rows.add_arithmetic_partials(kLinearOps);
   return rows.allowing_empty_shards(has_channels<1>);
@@ -55,7 +55,7 @@ Rows upsampling(const OpCall& call) {
 Rule grid_sampling(std::string_view linear_in) {
   return [linear_in](const OpCall& call) {
     RowList rows(call);
-    rows.add_alike(any_shard(0));
+    rows.add_same_placement(any_shard(0));
     rows.add_arithmetic_partials(kLinearOps, {linear_in});
     return rows.allowing_empty_shards();
   };

@@ -1,7 +1,7 @@
 // Operators that draw random numbers. The caller gives each rank the random numbers of its shard.
-#include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::random_rules {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::reduction_rules {
 namespace {
@@ -42,7 +42,7 @@ void add_kept_dims(const OpCall& call, RowList& rows) {
   if (is_unclear(call)) {
     return;
   }
-  const auto map = flag_or(call, "keepdim", false) ? whole_dims : without_dims;
+  const auto map = flag_or(call, "keepdim", false) ? with_unsharded_dims : without_dims;
   add_mapped_dims(rows, map(num_dims(call), reduced_dims(call)));
 }
 
@@ -58,7 +58,7 @@ bool of_reduced_dims(const OpCall& call, const Composition& composition, const M
 }
 
 // Returns rows that shard only dims that are not reduced.
-Rows of_whole_dims(const OpCall& call) {
+Rows over_unsharded_dims(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
   return rows.allowing_empty_shards();
@@ -129,7 +129,7 @@ Rows histogram(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-Rows on_whole_tensors(const OpCall&) { return {}; }
+Rows on_full_tensors(const OpCall&) { return {}; }
 
 }  // namespace
 
@@ -147,16 +147,16 @@ void add(RuleTable& table) {
   table.add_overloads(
       {"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::median.dim",
        "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values"},
-      of_whole_dims);
+      over_unsharded_dims);
   table.add_operators(
       {"aten::all", "aten::any", "aten::argmax", "aten::argmin", "aten::kthvalue", "aten::logsumexp",
        "aten::mode", "aten::std", "aten::var", "aten::std_mean", "aten::var_mean", "prims::var"},
-      of_whole_dims);
+      over_unsharded_dims);
   table.add_operators({"aten::linalg_vector_norm", "aten::norm"}, norm);
   table.add_operators({"aten::histc"}, histogram);
   table.add_overloads({"aten::median", "aten::median.out", "aten::nanmedian", "aten::nanmedian.out"},
-                      on_whole_tensors);
-  table.add_operators({"aten::_local_scalar_dense"}, on_whole_tensors);
+                      on_full_tensors);
+  table.add_operators({"aten::_local_scalar_dense"}, on_full_tensors);
 }
 
 }  // namespace funcol::reduction_rules

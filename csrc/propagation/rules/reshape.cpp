@@ -5,7 +5,7 @@
 #include <set>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol {
 namespace reshape_rules {
@@ -21,8 +21,8 @@ std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vecto
 }
 
 // Returns the indices of the rank at `coordinate` in a group's dims, flattened to one.
-Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
-                  const Mesh& mesh, const Coordinate& coordinate) {
+Intervals flat_local_indices(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape,
+                             const Layout& layout, const Mesh& mesh, const Coordinate& coordinate) {
   std::vector<Intervals> held;
   held.reserve(dims.size());
   for (const int64_t dim : dims) {
@@ -81,8 +81,8 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
     add_axes_cutting(group.from, input, axes);
     add_axes_cutting(group.to, output, axes);
     const auto agrees = [&](const Coordinate& coordinate) {
-      return held_of(group.from, from, input, mesh, coordinate) ==
-             held_of(group.to, to, output, mesh, coordinate);
+      return flat_local_indices(group.from, from, input, mesh, coordinate) ==
+             flat_local_indices(group.to, to, output, mesh, coordinate);
     };
     if (is_translated(group.from, from, input, mesh) && is_translated(group.to, to, output, mesh)) {
       return axes.empty() || for_first_steps(mesh, axes, agrees);
@@ -131,7 +131,7 @@ Rows reshaped(const OpCall& call) {
   const auto& to = first_output(call).shape;
   if (from == to) {
     add_mapped_dims(rows, same_dims(num_dims(call)));
-    rows.add_alike(any_mask());
+    rows.add_same_placement(any_mask());
   } else if (num_elements(from) > 0) {
     for (const auto& group : dim_groups(from, to)) {
       add_rows_of_group(rows, group, from, to);

@@ -3,19 +3,10 @@
 #include <array>
 
 #include "propagation/rules/dim_map.h"
-#include "propagation/rules/families.h"
+#include "propagation/rules/rule_table.h"
 
 namespace funcol::view_rules {
 namespace {
-
-// Returns the map of a result whose dim `i` is dim sources[i].
-DimMap permutation(const std::vector<int64_t>& sources) {
-  DimMap map(sources.size());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    map.at(sources[i]) = static_cast<int64_t>(i);
-  }
-  return map;
-}
 
 // Returns the rule of an operator that moves elements, and commutes with the reductions `ops`.
 template <typename Ops>
@@ -41,16 +32,8 @@ Rule parts_of_complex(MakeDimMap make_map) { return moves(make_map, kLinearOps);
 
 DimMap permuted(const OpCall& call) { return permutation(dims_argument(call, "dims")); }
 
-DimMap swapped(const OpCall& call, std::string_view first, std::string_view second) {
-  auto map = same_dims(num_dims(call));
-  if (!map.empty()) {
-    std::swap(map[dim_argument(call, first)], map[dim_argument(call, second)]);
-  }
-  return map;
-}
-
-DimMap transposed(const OpCall& call) { return swapped(call, "dim0", "dim1"); }
-DimMap axes_swapped(const OpCall& call) { return swapped(call, "axis0", "axis1"); }
+DimMap transposed(const OpCall& call) { return with_swapped_dims(call, "dim0", "dim1"); }
+DimMap axes_swapped(const OpCall& call) { return with_swapped_dims(call, "axis0", "axis1"); }
 
 DimMap matrix_transposed(const OpCall& call) {
   return num_dims(call) == 2 ? DimMap{1, 0} : same_dims(num_dims(call));
@@ -118,8 +101,8 @@ DimMap repeated(const OpCall& call) {
 // Returns the map of a slice. A slice of the full dim leaves the tensor as it is.
 DimMap sliced(const OpCall& call) {
   const int64_t dim = dim_argument(call, "dim");
-  const bool is_whole = first_output(call).shape.at(dim) == call.tensors.at(0).shape.at(dim);
-  return is_whole ? same_dims(num_dims(call)) : with_whole_dim(call);
+  const bool is_full = first_output(call).shape.at(dim) == call.tensors.at(0).shape.at(dim);
+  return is_full ? same_dims(num_dims(call)) : with_unsharded_dim(call);
 }
 
 DimMap all_dims(const OpCall& call) { return same_dims(num_dims(call)); }
@@ -143,11 +126,13 @@ DimMap embedded_diagonal(const OpCall& call) {
 DimMap no_dims(const OpCall& call) { return DimMap(num_dims(call)); }
 
 // Maps the batch dims: tril and triu keep elements by their indices of the last two dims.
-DimMap with_whole_matrix(const OpCall& call) {
-  return whole_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
+DimMap with_unsharded_matrix(const OpCall& call) {
+  return with_unsharded_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
 }
 
-DimMap flipped(const OpCall& call) { return whole_dims(num_dims(call), dims_argument(call, "dims")); }
+DimMap flipped(const OpCall& call) {
+  return with_unsharded_dims(num_dims(call), dims_argument(call, "dims"));
+}
 
 DimMap rolled(const OpCall& call) {
   return call.arg("dims").integers().empty() ? DimMap(num_dims(call)) : flipped(call);
@@ -170,8 +155,8 @@ void add(RuleTable& table) {
   table.add_operators({"aten::slice", "aten::slice_copy"}, moves(sliced));
   table.add_operators({"aten::split", "aten::split_copy", "aten::split_with_sizes",
                        "aten::split_with_sizes_copy", "aten::chunk"},
-                      moves(with_whole_dim));
-  table.add_overloads({"aten::narrow", "aten::narrow_copy"}, moves(with_whole_dim));
+                      moves(with_unsharded_dim));
+  table.add_overloads({"aten::narrow", "aten::narrow_copy"}, moves(with_unsharded_dim));
   table.add_operators({"aten::view_as_complex", "aten::view_as_complex_copy"},
                       parts_of_complex(without_last_dim));
   table.add_operators({"aten::view_as_real", "aten::view_as_real_copy", "aten::real", "aten::imag"},
@@ -179,9 +164,9 @@ void add(RuleTable& table) {
   table.add_operators({"aten::diagonal", "aten::diagonal_copy"}, moves(without_diagonal_dims));
   table.add_operators({"aten::diag_embed"}, moves_into_zeros(embedded_diagonal));
   table.add_operators({"aten::diag"}, moves_into_zeros(no_dims));
-  table.add_operators({"aten::tril", "aten::triu"}, moves_into_zeros(with_whole_matrix));
+  table.add_operators({"aten::tril", "aten::triu"}, moves_into_zeros(with_unsharded_matrix));
   table.add_operators({"aten::select_backward"}, moves_into_zeros(with_inserted_dim));
-  table.add_operators({"aten::slice_backward"}, moves_into_zeros(with_whole_dim));
+  table.add_operators({"aten::slice_backward"}, moves_into_zeros(with_unsharded_dim));
   table.add_operators({"aten::flip"}, moves(flipped));
   table.add_operators({"aten::roll"}, moves(rolled));
 }

@@ -64,14 +64,14 @@ MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_
     pair.group = std::make_shared<const TransferGroup>(std::move(group));
   }
   auto made = std::make_shared<const MeshPair>(std::move(pair));
-  pairs().put(key, made);
+  pairs().insert_if_admitted(key, made);
   return made;
 }
 
 // A maker of programs for a pair of meshes.
-class BetweenMeshes {
+class CrossMeshPrograms {
  public:
-  BetweenMeshes(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst)
+  CrossMeshPrograms(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst)
       : src_mesh_(src_mesh),
         dst_mesh_(dst_mesh),
         src_(&src),
@@ -85,11 +85,11 @@ class BetweenMeshes {
         src,       checked_layout("funcol::redistribute: src_spec", key.src, src.mesh, key.shape),
         dst,       checked_layout("funcol::redistribute: dst_spec", key.dst, dst.mesh, key.shape),
         key.shape, key.itemsize};
-    return ready(planned(task, key));
+    return make_program(make_mesh_change(task, key));
   }
 
  private:
-  static MeshChange planned(const MeshChangeTask& task, const TransferKey& key) {
+  static MeshChange make_mesh_change(const MeshChangeTask& task, const TransferKey& key) {
     const WithoutGil no_gil;
     return plan_mesh_change(task,
                             {key.model.value_or(CostModel(default_alpha_beta(task.src_mesh.mesh))),
@@ -97,7 +97,7 @@ class BetweenMeshes {
                             key.max_bytes);
   }
 
-  TransferProgram ready(const MeshChange& change) const {
+  TransferProgram make_program(const MeshChange& change) const {
     TransferProgram program;
     program.bytes = change.peak_bytes;
     program.src = to_string(change.task.src);
@@ -110,13 +110,13 @@ class BetweenMeshes {
     }
     if (change.before.has_value() && src_->coordinate.has_value()) {
       program.before = change.common.has_value() ? on_common_mesh(*change.common, *change.before)
-                                                 : ready_execution(*change.before, src_mesh_, *src_);
+                                                 : make_execution(*change.before, src_mesh_, *src_);
     }
     if (change.transfer.has_value()) {
       program.set_exchange(packed_transfer(*change.transfer, *pair_->group, pair_->rank));
     }
     if (change.after.has_value() && dst_->coordinate.has_value()) {
-      program.after = ready_execution(*change.after, dst_mesh_, *dst_);
+      program.after = make_execution(*change.after, dst_mesh_, *dst_);
     }
     return program;
   }
@@ -149,8 +149,7 @@ class BetweenMeshes {
         covered |= view_axes[axis];
       }
     }
-    const bool has_group = num_axes(found) == 1 || std::ranges::find(view.merged, found) != view.merged.end();
-    return covered == axes && has_group ? std::optional(found) : std::nullopt;
+    return covered == axes && view.has_group(found) ? std::optional(found) : std::nullopt;
   }
 
   py::handle src_mesh_;
@@ -163,7 +162,7 @@ class BetweenMeshes {
 }  // namespace
 
 MakeProgram between_meshes(py::handle src_mesh, KnownMesh& src, py::handle dst_mesh, KnownMesh& dst) {
-  return [between = BetweenMeshes(src_mesh, src, dst_mesh, dst)](const TransferKey& key) {
+  return [between = CrossMeshPrograms(src_mesh, src, dst_mesh, dst)](const TransferKey& key) {
     return between.make(key);
   };
 }

@@ -35,21 +35,21 @@ py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, p
   if (!known.coordinate.has_value() || !values.has_value()) {
     return {};
   }
-  Distribution how{*std::move(values), known.mesh, *known.coordinate, {}};
+  Distribution distribution{*std::move(values), known.mesh, *known.coordinate, {}};
   if (source.has_value()) {
-    how.source = *source;
+    distribution.source = *source;
   }
-  check(how, tensor);
+  check(distribution, tensor);
   std::vector<AxisGroup> groups;
-  if (how.communicates() && !tensor.is_meta()) {
+  if (distribution.communicates() && !tensor.is_meta()) {
     groups = groups_of_axes(device_mesh, known);
   }
-  const auto spec = new_spec(device_mesh, how.placements, tensor_meta(tensor));
-  const auto whole = tensor.detach();
+  const auto spec = new_spec(device_mesh, distribution.placements, tensor_meta(tensor));
+  const auto full = tensor.detach();
   at::Tensor local;
   {
     const WithoutGil no_gil;
-    local = distribute(whole, how, groups);
+    local = distribute(full, distribution, groups);
     local.set_requires_grad(tensor.requires_grad());
   }
   return make_dtensor(to_python(std::move(local)).ptr(), spec, tensor.requires_grad());

@@ -15,47 +15,40 @@
 #include "transfer/op_names.h"
 
 namespace funcol::python {
-namespace {
 
-bool has_partials(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_partial(); });
-}
-
-}  // namespace
-
-int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype,
+int64_t FullTensorBucket::add(py::handle dtensor, int64_t owner, std::optional<at::ScalarType> dtype,
                               int64_t most) {
   const auto spec = attribute<"_spec">(dtensor);
   const SpecObjects objects(spec);
   auto& known = known_mesh(objects.mesh);
   const auto& held = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
   TransferKey key{known.id, objects.read()};
-  key.holder = holder;
+  key.owner = owner;
   TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.src) &&
                                   read_ints(attribute<"shape">(meta_of(spec, kFullTensors)), key.shape),
                               "funcol::", kFullTensors,
                               ": masks, symbolic sizes and tensors of a layer do not go with other tensors.");
   auto local = held.detach();
-  Added added;
+  Entry entry;
   const bool changes =
       dtype.has_value() && at::isFloatingType(local.scalar_type()) && *dtype != local.scalar_type();
-  const bool converts_first =
-      changes && c10::elementSize(*dtype) < local.itemsize() && !has_partials(key.src);
+  const bool converts_first = changes && c10::elementSize(*dtype) < local.itemsize() &&
+                              std::ranges::none_of(key.src.placements, &Placement::is_partial);
   if (changes && !converts_first) {
-    added.dtype = dtype;
+    entry.dtype = dtype;
   }
   key.itemsize = static_cast<int64_t>(converts_first ? c10::elementSize(*dtype) : local.itemsize());
-  added.is_inside = known.coordinate.has_value() && holder != kNoRank;
-  ProgramPtr program;
-  if (added.is_inside) {
+  entry.is_in_mesh = known.coordinate.has_value() && owner != kNoRank;
+  TransferProgramPtr program;
+  if (entry.is_in_mesh) {
     program = find_program(key, to_or_from_rank(objects.mesh, known));
   }
   const int64_t bytes = program ? program->bytes : bytes_of_move(key, known.mesh, local.is_cpu());
   if (bytes > most) {
     return -1;
   }
-  if (added.is_inside) {
-    added.is_here = holder == kEveryRank || holder == number_in_mesh(*known.coordinate, known.mesh);
+  if (entry.is_in_mesh) {
+    entry.is_owner = owner == kEveryRank || owner == known.mesh.place(*known.coordinate);
     if (converts_first) {
       local = local.to(*dtype);
     }
@@ -64,7 +57,7 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<
     }
     items_.push_back({std::move(program), std::move(local)});
   }
-  added_.push_back(added);
+  entries_.push_back(entry);
   return bytes;
 }
 
@@ -75,21 +68,21 @@ void FullTensorBucket::start() {
   bucket_->start();
 }
 
-py::object FullTensorBucket::take() {
-  const auto& added = added_.at(num_taken_++);
-  if (!added.is_inside) {
+py::object FullTensorBucket::next() {
+  const auto& entry = entries_.at(num_returned_++);
+  if (!entry.is_in_mesh) {
     return py::none();
   }
-  at::Tensor whole;
+  at::Tensor full;
   {
     const WithoutGil no_gil;
     const at::NoGradGuard no_grad;
-    whole = bucket_->take();
-    if (added.is_here && added.dtype.has_value()) {
-      whole = whole.to(*added.dtype);
+    full = bucket_->next();
+    if (entry.is_owner && entry.dtype.has_value()) {
+      full = full.to(*entry.dtype);
     }
   }
-  return added.is_here ? to_python(std::move(whole)) : py::none();
+  return entry.is_owner ? to_python(std::move(full)) : py::none();
 }
 
 }  // namespace funcol::python

@@ -20,7 +20,7 @@ namespace funcol::python {
 namespace {
 
 // The one mesh of a call, which contains this rank.
-class OneMesh {
+class CallMesh {
  public:
   KnownMesh& known(const py::object& mesh) {
     if (known_ == nullptr) {
@@ -29,7 +29,7 @@ class OneMesh {
       TORCH_CHECK_VALUE(known_->coordinate.has_value(), "funcol::", kRedistributeMany,
                         ": this rank is not part of ", std::string(py::repr(mesh)),
                         ". Call it on the ranks of the mesh alone.");
-      own_ = number_in_mesh(*known_->coordinate, known_->mesh);
+      own_ = known_->mesh.place(*known_->coordinate);
     }
     TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(mesh_) || are_equal(mesh, mesh_), "funcol::", kRedistributeMany,
                                 ": one tensor is on ", std::string(py::repr(mesh)), ", the first one on ",
@@ -52,8 +52,8 @@ class OneMesh {
 
 TransferKey key_of(const KnownMesh& known, Layout src, Layout dst, py::handle spec, int64_t owner) {
   TransferKey key{known.id, std::move(src), std::move(dst)};
-  key.holder = owner;
-  key.is_for_all = true;
+  key.owner = owner;
+  key.handles_all_owners = true;
   TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(key.src) && !has_masks(key.dst) &&
                                   read_ints(attribute<"shape">(meta_of(spec, kRedistributeMany)), key.shape),
                               "funcol::", kRedistributeMany,
@@ -67,21 +67,21 @@ std::vector<at::Tensor> run(const std::vector<TransferItem>& items, const OwnerO
 }
 
 // Returns the full tensor on its owner, and an empty tensor on other ranks.
-at::Tensor whole_or_empty(py::handle object, bool owns, const TransferKey& key, py::handle spec,
-                          const std::string& device, size_t index) {
+at::Tensor full_or_empty(py::handle object, bool owns, const TransferKey& key, py::handle spec,
+                         const std::string& device, size_t index) {
   const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kRedistributeMany)));
   if (!owns) {
     return at::empty({0}, at::TensorOptions(dtype).device(device));
   }
   TORCH_CHECK_VALUE(THPVariable_Check(object.ptr()), "funcol::", kRedistributeMany, ": tensor ", index,
-                    " is owned here by rank ", key.holder, " of the mesh, but is ",
+                    " is owned here by rank ", key.owner, " of the mesh, but is ",
                     std::string(py::repr(object)), ". Pass the whole tensor.");
-  const auto& whole = THPVariable_Unpack(object.ptr());
-  TORCH_CHECK_VALUE(whole.sizes() == at::IntArrayRef(key.shape) && whole.scalar_type() == dtype,
-                    "funcol::", kRedistributeMany, ": tensor ", index, " is ", whole.scalar_type(), " ",
-                    whole.sizes(), ", expected ", dtype, " ", at::IntArrayRef(key.shape),
+  const auto& full = THPVariable_Unpack(object.ptr());
+  TORCH_CHECK_VALUE(full.sizes() == at::IntArrayRef(key.shape) && full.scalar_type() == dtype,
+                    "funcol::", kRedistributeMany, ": tensor ", index, " is ", full.scalar_type(), " ",
+                    full.sizes(), ", expected ", dtype, " ", at::IntArrayRef(key.shape),
                     ", as the shards were.");
-  return whole;
+  return full;
 }
 
 void check_target(const Layout& layout) {
@@ -96,14 +96,14 @@ void check_target(const Layout& layout) {
 
 py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& owners,
                         const OwnerOptions& options) {
-  OneMesh one_mesh;
+  CallMesh call_mesh;
   std::vector<TransferItem> items;
   for (size_t i = 0; i < owners.size(); ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), static_cast<Py_ssize_t>(i));
     const auto spec = attribute<"_spec">(dtensor);
     const SpecObjects objects(spec);
-    auto& known = one_mesh.known(objects.mesh);
-    one_mesh.owns(owners[i]);
+    auto& known = call_mesh.known(objects.mesh);
+    call_mesh.owns(owners[i]);
     const auto& local = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
     auto key = key_of(known, objects.read(), {}, spec, owners[i]);
     key.itemsize = static_cast<int64_t>(local.itemsize());
@@ -112,14 +112,15 @@ py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& ow
   auto moved = run(items, options);
   py::list results(moved.size());
   for (size_t i = 0; i < moved.size(); ++i) {
-    results[i] = one_mesh.owns(owners[i]) ? to_python(std::move(moved[i])) : py::none();
+    results[i] = call_mesh.owns(owners[i]) ? to_python(std::move(moved[i])) : py::none();
   }
   return results;
 }
 
-py::list move_from_owners(const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
-                          const py::list& placements, const OwnerOptions& options) {
-  OneMesh one_mesh;
+py::list move_from_owners(const py::list& full_tensors, const py::list& specs,
+                          const std::vector<int64_t>& owners, const py::list& placements,
+                          const OwnerOptions& options) {
+  CallMesh call_mesh;
   std::vector<TransferItem> items;
   std::vector<py::object> targets;
   for (size_t i = 0; i < owners.size(); ++i) {
@@ -127,18 +128,18 @@ py::list move_from_owners(const py::list& wholes, const py::list& specs, const s
     const py::handle spec = PyList_GET_ITEM(specs.ptr(), index);
     const py::handle wanted = PyList_GET_ITEM(placements.ptr(), index);
     const SpecObjects objects(spec);
-    auto& known = one_mesh.known(objects.mesh);
-    const bool owns = one_mesh.owns(owners[i]);
+    auto& known = call_mesh.known(objects.mesh);
+    const bool owns = call_mesh.owns(owners[i]);
     auto layout = wanted.is_none() ? objects.read() : Layout{to_placements(wanted), {}};
     check_target(layout);
     auto key = key_of(known, {}, std::move(layout), spec, owners[i]);
     const auto device = attribute<"device_type">(objects.mesh).cast<std::string>();
-    auto whole = whole_or_empty(PyList_GET_ITEM(wholes.ptr(), index), owns, key, spec, device, i);
-    key.itemsize = static_cast<int64_t>(whole.itemsize());
+    auto full = full_or_empty(PyList_GET_ITEM(full_tensors.ptr(), index), owns, key, spec, device, i);
+    key.itemsize = static_cast<int64_t>(full.itemsize());
     const auto make = to_or_from_rank(objects.mesh, known);
     if (wanted.is_none()) {
       targets.push_back(py::reinterpret_borrow<py::object>(spec));
-      items.push_back({find_program(key, make), std::move(whole)});
+      items.push_back({find_program(key, make), std::move(full)});
       continue;
     }
     const auto meta = meta_of(spec, kRedistributeMany);
@@ -146,7 +147,7 @@ py::list move_from_owners(const py::list& wholes, const py::list& specs, const s
     key.dtype = to_dtype(attribute<"dtype">(meta));
     auto transfer = find_transfer(key, spec, objects.mesh, wanted, py::none(), make);
     targets.push_back(copy_onto(transfer.spec, objects.mesh));
-    items.push_back({std::move(transfer.program), std::move(whole)});
+    items.push_back({std::move(transfer.program), std::move(full)});
   }
   auto moved = run(items, options);
   py::list results(moved.size());

@@ -26,7 +26,8 @@ py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& ow
 // which are None on ranks that do not own them. `specs` are of the tensors in any layout. Raises
 // NotImplementedError for partial targets, and ValueError if a full tensor is missing on its owner or does
 // not match its spec.
-py::list move_from_owners(const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
-                          const py::list& placements, const OwnerOptions& options);
+py::list move_from_owners(const py::list& full_tensors, const py::list& specs,
+                          const std::vector<int64_t>& owners, const py::list& placements,
+                          const OwnerOptions& options);
 
 }  // namespace funcol::python

@@ -15,7 +15,7 @@
 namespace funcol::python {
 namespace {
 
-bool is_back(const TransferKey& key) { return key.src.placements.empty(); }
+bool is_from_owner(const TransferKey& key) { return key.src.placements.empty(); }
 
 // Returns the layout of the tensor once its partials are reduced.
 Layout reduced(Layout layout) {
@@ -29,11 +29,7 @@ Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.
 
 // Returns the layout of the shards.
 Layout layout_of(const TransferKey& key, const Mesh& mesh) {
-  return checked_layout("funcol::redistribute", is_back(key) ? key.dst : key.src, mesh, key.shape);
-}
-
-bool has_group(AxisSet axes, const Mesh& mesh) {
-  return num_axes(axes) == 1 || std::ranges::find(mesh.merged, axes) != mesh.merged.end();
+  return checked_layout("funcol::redistribute", is_from_owner(key) ? key.dst : key.src, mesh, key.shape);
 }
 
 // Returns the axes along whose group the tensor moves, none if no rank sends. Sets `is_p2p` if no group has
@@ -46,18 +42,18 @@ AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& m
     cutting |= mesh.sizes[axis] > 1 && layout.placements[axis].is_shard() ? axis_set(axis) : 0;
   }
   is_p2p = false;
-  if (!is_back(key) && !key.is_for_all && (cutting == 0 || has_group(cutting, mesh))) {
+  if (!is_from_owner(key) && !key.handles_all_owners && (cutting == 0 || mesh.has_group(cutting))) {
     return cutting;
   }
-  is_p2p = all != 0 && !has_group(all, mesh);
+  is_p2p = all != 0 && !mesh.has_group(all);
   return all;
 }
 
-// Returns the ranks that send their shards to rank `holder`: of those with the same shard, the one that
-// agrees with `holder` on the axes that replicate.
-RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& layout) {
+// Returns the ranks that send their shards to rank `owner`: of those with the same shard, the one that
+// agrees with `owner` on the axes that replicate.
+RankedMesh senders_to(int64_t owner, const RankedMesh& every, const Layout& layout) {
   const auto& mesh = every.mesh;
-  const auto coordinate = mesh.coordinate(holder);
+  const auto coordinate = mesh.coordinate(owner);
   RankedMesh senders{{mesh.sizes, {}, {}}, {}};
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
     if (!layout.placements[axis].is_shard()) {
@@ -69,25 +65,25 @@ RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& lay
     for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
       sender[axis] = layout.placements[axis].is_shard() ? sender[axis] : coordinate[axis];
     }
-    senders.ranks.push_back(every.ranks[number_in_mesh(sender, mesh)]);
+    senders.ranks.push_back(every.ranks[mesh.place(sender)]);
   }
   return senders;
 }
 
-TransferProgram make_move(const TransferKey& key, py::handle device_mesh, KnownMesh& known) {
+TransferProgram make_rank_program(const TransferKey& key, py::handle device_mesh, KnownMesh& known) {
   const auto& mesh = known.mesh;
   TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
   const auto layout = reduced(layout_of(key, mesh));
   TransferProgram program;
   const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
   program.bytes = bytes_of_move(key, mesh, device_type == "cpu");
-  if (!is_back(key)) {
-    const auto dst = key.holder == kEveryRank ? replicated(mesh) : reduced(key.src);
+  if (!is_from_owner(key)) {
+    const auto dst = key.owner == kEveryRank ? replicated(mesh) : reduced(key.src);
     const TransferKey reduction{key.mesh_id, key.src, dst, key.shape, key.itemsize};
     program.before = find_program(reduction, within_mesh(device_mesh, known))->before;
   }
   bool is_p2p = false;
-  const auto axes = key.holder == kEveryRank ? 0 : axes_of_move(key, layout, mesh, is_p2p);
+  const auto axes = key.owner == kEveryRank ? 0 : axes_of_move(key, layout, mesh, is_p2p);
   if (axes == 0) {
     return program;
   }
@@ -106,21 +102,21 @@ TransferProgram make_move(const TransferKey& key, py::handle device_mesh, KnownM
     group.group = of_axes.group;
     const GroupRanks ranks(mesh, axes, *known.coordinate, of_axes.members);
     for (int64_t rank = 0; rank < ranks.size(); ++rank) {
-      group.ranks.push_back(number_in_mesh(ranks.coordinate(rank), mesh));
+      group.ranks.push_back(mesh.place(ranks.coordinate(rank)));
     }
   }
   const Mesh alone{{1}, {}, {}};
-  const RankedMesh holder{alone, {every.ranks[key.holder]}};
+  const RankedMesh owner{alone, {every.ranks[key.owner]}};
   MeshChangeTask task{
-      senders_to(key.holder, every, layout), layout, holder, replicated(alone), key.shape, key.itemsize};
-  if (is_back(key)) {
-    task = {holder, replicated(alone), every, layout, key.shape, key.itemsize};
+      senders_to(key.owner, every, layout), layout, owner, replicated(alone), key.shape, key.itemsize};
+  if (is_from_owner(key)) {
+    task = {owner, replicated(alone), every, layout, key.shape, key.itemsize};
   }
-  const auto own = every.ranks[number_in_mesh(*known.coordinate, mesh)];
+  const auto own = every.ranks[mesh.place(*known.coordinate)];
   auto exchange = packed_transfer(plan_transfer(task), group, own, /*keeps_in_buffer=*/true);
   exchange.participants = is_p2p ? c10::str(at::IntArrayRef(every.ranks)) : "";
-  exchange.description = c10::str(is_back(key) ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
-                                  " of ", at::IntArrayRef(key.shape));
+  exchange.description = c10::str(is_from_owner(key) ? "from" : "to", " rank ", key.owner, ", ",
+                                  to_string(layout), " of ", at::IntArrayRef(key.shape));
   program.set_exchange(std::move(exchange));
   return program;
 }
@@ -128,7 +124,7 @@ TransferProgram make_move(const TransferKey& key, py::handle device_mesh, KnownM
 }  // namespace
 
 MakeProgram to_or_from_rank(py::handle device_mesh, KnownMesh& known) {
-  return [device_mesh, &known](const TransferKey& key) { return make_move(key, device_mesh, known); };
+  return [device_mesh, &known](const TransferKey& key) { return make_rank_program(key, device_mesh, known); };
 }
 
 int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu) {
@@ -144,24 +140,16 @@ int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu) 
       least = std::min(least, mesh.sizes[axis]);
     }
   }
-  int64_t held = key.holder == kEveryRank ? longest * mesh.num_ranks(cutting) : num_elements(key.shape);
-  if (key.holder == kEveryRank && num_axes(cutting) > 1 && !has_group(cutting, mesh)) {
+  int64_t held = key.owner == kEveryRank ? longest * mesh.num_ranks(cutting) : num_elements(key.shape);
+  if (key.owner == kEveryRank && cutting != 0 && !mesh.has_group(cutting)) {
     held += held / least;  // it is gathered axis by axis: the tensor before the last gather
   }
   if (cutting == 0 && !is_partial) {
     return 0;
   }
   // gloo gathers and reduces in a buffer of its own.
-  const bool is_twice = is_partial || (is_on_cpu && key.holder == kEveryRank);
+  const bool is_twice = is_partial || (is_on_cpu && key.owner == kEveryRank);
   return (held * (is_twice ? 2 : 1) + longest) * key.itemsize;
-}
-
-int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
-  int64_t number = 0;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    number = number * mesh.sizes[axis] + coordinate[axis];
-  }
-  return number;
 }
 
 }  // namespace funcol::python

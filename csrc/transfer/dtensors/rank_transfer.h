@@ -11,7 +11,7 @@
 
 namespace funcol::python {
 
-// Returns a maker of programs that move a tensor to TransferKey::holder or from it, on a rank inside of
+// Returns a maker of programs that move a tensor to TransferKey::owner or from it, on a rank inside of
 // `device_mesh`. Partials are reduced first. If no group has just the ranks that hold shards, or all ranks of
 // the mesh, tensors go point to point within the default group. The maker raises ValueError if the layout
 // contradicts itself.
@@ -20,8 +20,5 @@ MakeProgram to_or_from_rank(py::handle device_mesh, KnownMesh& known);
 // Returns the most bytes that the move takes on a rank of the mesh, from its start until the full tensor is
 // taken out of its buffer. The same on all ranks, including those outside of the mesh.
 int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu);
-
-// Returns the number of the rank at `coordinate`, as TransferKey::holder has it.
-int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh);
 
 }  // namespace funcol::python

@@ -28,7 +28,7 @@ class Batch {
   Batch(const RedistributionOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
 
   // Checks the meshes of the next tensor, which is added before another one enters.
-  void enter(const py::object& src_mesh, const py::object& dst_mesh) {
+  void check_meshes(const py::object& src_mesh, const py::object& dst_mesh) {
     if (src_ == nullptr) {
       src_mesh_ = src_mesh;
       dst_mesh_ = dst_mesh;
@@ -55,7 +55,7 @@ class Batch {
   }
 
   // Adds a tensor. `masks` refer to specs, which must outlive this object.
-  void add(ProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
+  void add(TransferProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
     if (const auto& shape = program->shape_before) {
       TORCH_CHECK_VALUE(local.sizes() == *shape, "funcol::", kRedistribute, ": the local tensor has shape ",
                         local.sizes(), ", but this rank holds ", at::IntArrayRef(*shape), " of it under ",
@@ -102,12 +102,12 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
     const auto& src = *specs.back();
     specs.push_back(std::make_unique<SpecObjects>(PyList_GET_ITEM(dst_specs.ptr(), i)));
     const auto& dst = *specs.back();
-    batch.enter(src.mesh, dst.mesh);
+    batch.check_meshes(src.mesh, dst.mesh);
     const py::handle local = PyList_GET_ITEM(locals.ptr(), i);
     const auto& tensor = THPVariable_Unpack(local.ptr());
     auto key = batch.key(src.read(), dst.read(), static_cast<int64_t>(tensor.itemsize()));
     key.shape = shape_of(src_spec, kRedistributeMany);
-    auto masks = take_masks(key, src, dst);
+    auto masks = make_mask_hooks(key, src, dst);
     auto program = find_program(key, batch.make());
     if (batch.is_within_mesh() && program->before) {
       contexts.push_back(debug_context(local, src, dst, *program->before, is_explicit));
@@ -135,7 +135,7 @@ py::object redistribute_many(const py::list& dtensors, py::handle device_mesh, c
     const auto spec = attribute<"_spec">(dtensor);
     const SpecObjects src(spec);
     const auto mesh = device_mesh.is_none() ? src.mesh : py::reinterpret_borrow<py::object>(device_mesh);
-    batch.enter(src.mesh, mesh);
+    batch.check_meshes(src.mesh, mesh);
     const auto local = attribute<"_local_tensor">(dtensor);
     const auto& tensor = THPVariable_Unpack(local.ptr());
     const auto meta = meta_of(spec, kRedistributeMany);

@@ -53,7 +53,7 @@ py::object debug_context(py::handle local, const SpecObjects& src, const SpecObj
 }
 
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
-                              const LocalRedistribution& how) {
+                              const LocalRedistribution& request) {
   const SpecObjects src(src_spec);
   const SpecObjects dst(dst_spec);
   TORCH_CHECK_NOT_IMPLEMENTED(are_equal(src.mesh, dst.mesh), "funcol::", kRedistributeLocalTensor,
@@ -70,21 +70,21 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
                   dst.read(),
                   shape_of(src_spec, kRedistributeLocalTensor),
                   static_cast<int64_t>(tensor.itemsize()),
-                  how.options.model,
-                  how.options.max_bytes};
-  const auto masks = take_masks(key, src, dst);
+                  request.options.model,
+                  request.options.max_bytes};
+  const auto masks = make_mask_hooks(key, src, dst);
   const auto execution = find_program(key, within_mesh(src.mesh, known))->before;
-  if (how.is_lenient && !execution->fits(tensor)) {
+  if (request.is_lenient && !execution->fits(tensor)) {
     const auto sizes = c10::asIntArrayRefSlowOpt(tensor.sym_sizes());
     if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), key, known.mesh)) {
       return {};
     }
   }
-  const ContextGuard noted(debug_context(local, src, dst, *execution, how.is_explicit));
+  const ContextGuard noted(debug_context(local, src, dst, *execution, request.is_explicit));
   at::Tensor result;
   {
     const WithoutGil no_gil;
-    result = execution->run(tensor, how.options.async_op, masks);
+    result = execution->run(tensor, request.options.async_op, masks);
   }
   return to_python(std::move(result));
 }

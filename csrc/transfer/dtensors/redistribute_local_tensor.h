@@ -21,7 +21,7 @@ struct LocalRedistribution {
 //
 // PyTorch counterpart: torch.distributed.tensor._redistribute.redistribute_local_tensor.
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
-                              const LocalRedistribution& how);
+                              const LocalRedistribution& request);
 
 // Returns the context in which an active DebugMode of PyTorch notes operators as parts of the redistribution
 // of `local`, or null if nothing observes it.

@@ -17,9 +17,9 @@
 namespace funcol::python {
 namespace {
 
-Cache<TransferKey, RememberedTransfer>& transfers() {
+Cache<TransferKey, CachedTransfer>& transfers() {
   static auto* const cache =
-      new Cache<TransferKey, RememberedTransfer>(find_table("transfers"));  // NOLINT: outlives Python
+      new Cache<TransferKey, CachedTransfer>(find_table("transfers"));  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -41,25 +41,25 @@ size_t TransferKey::hash() const {
   hash.add(itemsize);
   hash.add(src);
   hash.add(dst);
-  hash.add(holder);
+  hash.add(owner);
   return hash.value();
 }
 
-ProgramPtr find_program(const TransferKey& key, const MakeProgram& make) {
+TransferProgramPtr find_program(const TransferKey& key, const MakeProgram& make) {
   if (const auto* known = transfers().find(key)) {
     return known->program;
   }
   try {
     auto program = std::make_shared<const TransferProgram>(make(key));
-    transfers().put(key, {program, {}});
+    transfers().insert_if_admitted(key, {program, {}});
     return program;
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
 }
 
-RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
-                                 py::handle placements, py::handle order, const MakeProgram& make) {
+CachedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
+                             py::handle placements, py::handle order, const MakeProgram& make) {
   if (const auto* known = transfers().find(key)) {
     return *known;
   }
@@ -69,15 +69,15 @@ RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py
   given.dst = SpecObjects(spec).read();
   given.stride.clear();
   given.dtype.reset();
-  RememberedTransfer transfer{find_program(given, make), copy_without_mesh(spec)};
-  transfers().put(key, transfer);
+  CachedTransfer transfer{find_program(given, make), copy_without_mesh(spec)};
+  transfers().insert_if_admitted(key, transfer);
   return transfer;
 }
 
 MakeProgram within_mesh(py::handle device_mesh, KnownMesh& known) {
   return [device_mesh, &known](const TransferKey& key) {
     const auto plan = make_plan(key, known.mesh);
-    return known.coordinate.has_value() ? TransferProgram(ready_execution(plan, device_mesh, known))
+    return known.coordinate.has_value() ? TransferProgram(make_execution(plan, device_mesh, known))
                                         : TransferProgram();
   };
 }
@@ -93,7 +93,7 @@ Layout checked_layout(const char* side, const Layout& given, const Mesh& mesh,
   }
 }
 
-ExecutionPtr ready_execution(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
+ExecutionPtr make_execution(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
   for (const auto& step : plan.steps) {
     if (communicates(step.kind)) {
       find_group(step.axes, device_mesh, known);
@@ -103,7 +103,7 @@ ExecutionPtr ready_execution(const Plan& plan, py::handle device_mesh, KnownMesh
   return std::make_shared<const Execution>(plan, known.groups, *known.coordinate);
 }
 
-MaskHooks take_masks(TransferKey& key, const SpecObjects& src, const SpecObjects& dst) {
+MaskHooks make_mask_hooks(TransferKey& key, const SpecObjects& src, const SpecObjects& dst) {
   if (!has_masks(key.src) && !has_masks(key.dst)) {
     return {};
   }

@@ -13,14 +13,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from .planner import AlphaBeta, StepCounts
 
 @overload
-def hand_over(name: Literal["make_spec"], function: Callable[..., DTensorSpec]) -> None:
+def register_callback(name: Literal["make_spec"], function: Callable[..., DTensorSpec]) -> None:
     """Registers a Python function that C++ calls, under one of these names.
 
     ``make_spec(mesh, placements, order, shape, stride, dtype, strided_as_order)`` makes a spec of its parts.
     """
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["mesh_axes"],
     function: Callable[[DeviceMesh], tuple[list[int], list[str], list[int], int]],
 ) -> None:
@@ -28,7 +28,7 @@ def hand_over(
     that have a group, and the number of devices per host."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["redistribution_target"],
     function: Callable[[DTensorSpec, DeviceMesh, tuple[Placement, ...], Any, Any], DTensorSpec],
 ) -> None:
@@ -36,14 +36,14 @@ def hand_over(
     spec that a tensor of ``source`` gets."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["axis_group"], function: Callable[[DeviceMesh, int], tuple[str, list[int]]]
 ) -> None:
     """Registers ``axis_group(mesh, set of axes)``, which returns the name of the group along the axes, and
     the places of its ranks."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["mesh_pair"],
     function: Callable[[DeviceMesh, DeviceMesh], tuple[list[int], list[int], int, str | None, list[int]]],
 ) -> None:
@@ -51,42 +51,42 @@ def hand_over(
     name and ranks of a group that contains all of them."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["ranks_of_mesh"], function: Callable[[DeviceMesh], tuple[str, list[int]]]
 ) -> None:
     """Registers ``ranks_of_mesh(mesh)``, which returns the name of the default group, and the mesh's ranks in
     it, along the last axis first."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["note_redistribution"],
     function: Callable[[Tensor, Any, Any, str, bool], AbstractContextManager[object]],
 ) -> None:
     """Registers ``note_redistribution(local, source placements, target placements, trace, is_explicit)``."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["apply_mask", "fill_mask"], function: Callable[[Any, Tensor, DeviceMesh, int], Tensor]
 ) -> None:
     """Registers ``apply_mask(mask partial, local, mesh, axis)`` or ``fill_mask``, which takes the same: both
     return what the partial makes of the local tensor."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["gradient_of_to_local"],
     function: Callable[[Tensor, DTensorSpec, tuple[Placement, ...] | None], DTensor],
 ) -> None:
     """Registers ``gradient_of_to_local(gradient, spec of the input, placements of its gradient)``."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["gradient_of_from_local"],
     function: Callable[[DTensor, tuple[Placement, ...]], Tensor],
 ) -> None:
     """Registers ``gradient_of_from_local(gradient, placements of the gradient)``."""
 
 @overload
-def hand_over(
+def register_callback(
     name: Literal["gradient_of_redistribute"],
     function: Callable[
         [

@@ -42,14 +42,14 @@ def install_native_operators(
     copies: set[Any],
     decide: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     draw: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
-    own_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
-    is_own: Callable[[], bool],
-    ask: Callable[[Any, tuple[Any, ...], dict[str, Any], int | None], Any],
+    default_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+    is_unmodified: Callable[[], bool],
+    query_rule: Callable[[Any, tuple[Any, ...], dict[str, Any], int | None], Any],
     engine: ShardingEngine,
     rules: UpstreamRules | None,
 ) -> None: ...
 def remove_native_operators() -> None: ...
-def serves_operators() -> bool: ...
+def has_native_operators() -> bool: ...
 def operator_counts() -> dict[str, dict[str, int]]: ...
 def forget_operator_counts() -> None: ...
 def forget_call_plans() -> None: ...
@@ -106,19 +106,19 @@ def clear_tables() -> None: ...
 # Full tensors, for every rank, for one rank, or for owners.
 EVERY_RANK: int
 NO_RANK: int
-"""The holders of a whole tensor that every rank gets, or none."""
+"""The owners of a full tensor that every rank gets, or none."""
 
 class FullTensorBucket:
     """DTensors on any meshes whose full tensors all ranks get, or one: moved together, taken one by one."""
 
     def __init__(self) -> None: ...
-    def add(self, dtensor: Any, holder: int, dtype: torch.dtype | None, most: int) -> int:
-        """Adds ``dtensor`` for ``holder``: the number of a rank in the mesh, the last axis first,
+    def add(self, dtensor: Any, owner: int, dtype: torch.dtype | None, most: int) -> int:
+        """Adds ``dtensor`` for ``owner``: the number of a rank in the mesh, the last axis first,
         ``EVERY_RANK`` or ``NO_RANK``. Returns the bytes that the bucket holds for the tensor, or -1, with
         nothing done, if they are more than ``most``."""
 
     def start(self) -> None: ...
-    def take(self) -> Tensor | None:
+    def next(self) -> Tensor | None:
         """Returns the next full tensor; ``None`` on a rank that does not get it."""
 
 def move_to_owners(
@@ -127,7 +127,7 @@ def move_to_owners(
     """Returns the full tensor of each DTensor that this rank, numbered in the mesh, owns, else ``None``."""
 
 def move_from_owners(
-    wholes: list[Tensor | None],
+    full_tensors: list[Tensor | None],
     specs: list[Any],
     owners: list[int],
     placements: Sequence[tuple[Placement, ...] | None],

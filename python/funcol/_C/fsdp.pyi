@@ -5,12 +5,12 @@ from typing import Any
 from torch import Tensor
 
 # These return NotImplemented where PyTorch's own function has to run.
-def know_fully_shard(
+def register_fully_shard(
     classes: tuple[type, type],
     states: Any,
     storage_functions: Any,
     setter: Any,
-    passed_by: Any,
+    bypassed: Any,
     collectives: Any,
     streams: Any,
     methods: dict[str, tuple[list[str], list[str]]],

@@ -7,8 +7,9 @@ class NoRuleError(NotImplementedError): ...
 
 class ShardingEngine:
     """The engine of csrc/sharding/sharding_engine.h. It calls ``rows_of(op_schema)``, which returns rows or
-    None; ``whole(op_schema, remember)``, which decides where C++ cannot; ``assemble(op_schema, elements)``,
-    which makes the result to return and remember from ``(outputs, inputs, costs, moves)`` of each element.
+    None; ``fallback(op_schema, remember)``, which decides where C++ cannot; ``assemble(op_schema,
+    elements)``, which makes the result to return and remember from ``(outputs, inputs, costs, moves)`` of
+    each element.
     Tensors in keyword arguments are not redistributed unless ``moves_keywords``.
     """
 
@@ -17,7 +18,7 @@ class ShardingEngine:
         self,
         op_schema: Any,
         rows_of: Callable[[Any], Any],
-        whole: Callable[[Any, bool], Any],
+        fallback: Callable[[Any, bool], Any],
         assemble: Callable[[Any, list[Any]], Any],
         remember: bool,
     ) -> Any: ...
@@ -34,7 +35,7 @@ class ShardingEngine:
         self, op_schema: Any, rows_of: Callable[[Any], Any]
     ) -> list[list[tuple[list[Any], list[Any], list[float], bool]]] | None: ...
     def time_decision(self, op_schema: Any, count: int) -> float: ...
-    def leave(self, op: str) -> None: ...
+    def disable_rule(self, op: str) -> None: ...
     def clear(self) -> None: ...
     def info(self) -> tuple[int, int, int, int]: ...
 

@@ -29,7 +29,7 @@ def group_in_region(group: Any, tag: str) -> Any:
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
-def found_group_in_graphs(group: Any) -> Any:
+def resolved_group_in_graphs(group: Any) -> Any:
     """Returns ``group``, a result of :func:`group_in_region`, as PyTorch puts it in a graph."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group if choose is None else choose(group)
@@ -217,7 +217,7 @@ def num_decisions() -> int:
 
 def has_rules_of_an_axis(propagator: Any) -> bool:
     """Returns true if nearly all operators have rules of one mesh axis. In older PyTorch releases, rules are
-    of the whole mesh and follow the placements of the first tensor."""
+    of the full mesh and follow the placements of the first tensor."""
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
@@ -254,8 +254,8 @@ def is_own_rule(rule: Any) -> bool:
     return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
 
 
-def has_one_way(strategy: Any) -> bool:
-    """Returns true if a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to
+def has_single_strategy(strategy: Any) -> bool:
+    """Returns true if a rule of the full mesh is PyTorch's for views or ``stack``, which gives one way to
     run a call."""
     return is_own_rule(strategy) and (
         strategy.__module__.endswith("._view_ops") or strategy.__name__ == "stack_strategy"
@@ -284,7 +284,7 @@ def dims_cut_evenly(accepts: Any, args: tuple[Any, ...]) -> list[int] | None:
     return [dim % num_dims for dim in (range(num_dims) if dims is None else dims)]
 
 
-def candidates_in_order(propagator: Any) -> Callable[[], None]:
+def sort_candidate_placements(propagator: Any) -> Callable[[], None]:
     """Makes ``propagator``, where it derives rules from decompositions, try placements in the same order on
     all ranks. Returns the function that undoes it.
 

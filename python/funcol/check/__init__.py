@@ -45,7 +45,7 @@ def check(
     or the models of the two runs have different parameters.
     """
     from .ranks import check_on_ranks
-    from .running import Check
+    from .runs import Check
 
     axes = tuple(mesh_dim_names) or tuple(f"axis{i}" for i in range(len(mesh_shape)))
     return check_on_ranks(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .recording import Value
+from .recording import RecordedTensor
 
 Layout = dict[int, str]  # an axis of the mesh -> "R", "S<dim>", "Z<dim>" (zigzag), "P(<reduction>)"
 Tensors = dict[tuple[int, ...], Tensor]  # by the coordinate of the rank
@@ -26,7 +26,7 @@ _MOST_TRIED = 3000  # combinations of a search
 
 
 @dataclass
-class Parts:
+class RankTensors:
     """The tensors of the ranks by their coordinates on a mesh. ``declared`` has the op of each axis that a
     DTensor's placements name, the weight has, or the user declared. Differences up to ``bound`` are
     round-off."""
@@ -38,7 +38,7 @@ class Parts:
     declared: Layout
     bound: float
 
-    def same(self, value: Tensor, target: Tensor) -> bool:
+    def equal(self, value: Tensor, target: Tensor) -> bool:
         if value.shape != target.shape:
             return False
         if not target.is_floating_point() or not target.numel():
@@ -60,15 +60,15 @@ class Parts:
         return [
             axis
             for axis in range(len(self.sizes))
-            if not all(self.same(x, line[0]) for line in _lines(self.tensors, axis).values() for x in line)
+            if not all(self.equal(x, line[0]) for line in _lines(self.tensors, axis).values() for x in line)
         ]
 
     def layout_of(self, target: Tensor, reductions: Reductions = "declared") -> Layout | None:
         """Returns the layout in which the tensors make up ``target``, None if there is none."""
-        found = self.assembled(target, reductions)
-        return next((layout for layout, value in found if self.same(value, target)), None)
+        found = self.assemblies(target, reductions)
+        return next((layout for layout, value in found if self.equal(value, target)), None)
 
-    def assembled(self, target: Tensor, reductions: Reductions = "none") -> Iterator[tuple[Layout, Tensor]]:
+    def assemblies(self, target: Tensor, reductions: Reductions = "none") -> Iterator[tuple[Layout, Tensor]]:
         """Yields each layout that may be that of the tensors, and the tensor that they make up in it: with
         the number of dims of ``target``, and its shape or another.
 
@@ -86,7 +86,7 @@ class Parts:
                     yield layout, next(iter(tensors.values()))
                 return
             axis, is_replicated = axes[0], False
-            for op, joined in self._joined(_lines(tensors, axis), target):
+            for op, joined in self._join_lines(_lines(tensors, axis), target):
                 if self._allows(axis, op, reductions) and not (is_replicated and op[0] == "P"):
                     is_replicated |= op == "R"
                     yield from join(joined, axes[1:], {**layout, axis: op})
@@ -105,12 +105,12 @@ class Parts:
         is_usual = op in ("P(sum)", "P(avg)") and (declared is None or reductions == "any")
         return reductions != "none" and (is_usual or declared == op)
 
-    def _joined(
+    def _join_lines(
         self, lines: Mapping[tuple[int, ...], list[Tensor]], target: Tensor
     ) -> Iterator[tuple[str, Tensors]]:
         """Yields each op that is possible, and what it makes of every line."""
-        alike = all(one.shape == line[0].shape for line in lines.values() for one in line)
-        if alike and all(self.same(one, line[0]) for line in lines.values() for one in line[1:]):
+        same_shape = all(one.shape == line[0].shape for line in lines.values() for one in line)
+        if same_shape and all(self.equal(one, line[0]) for line in lines.values() for one in line[1:]):
             yield "R", {at: line[0] for at, line in lines.items()}
         for dim, size in enumerate(target.shape):
             rests = [{(*one.shape[:dim], *one.shape[dim + 1 :]) for one in line} for line in lines.values()]
@@ -119,17 +119,17 @@ class Parts:
             if any(len(rest) > 1 for rest in rests) or is_too_large:
                 continue
             yield f"S{dim}", {at: torch.cat(line, dim) for at, line in lines.items()}
-            if alike and all(len(line) > 1 and line[0].shape[dim] % 2 == 0 for line in lines.values()):
-                yield f"Z{dim}", {at: _unzigzagged(line, dim) for at, line in lines.items()}
-        if alike:
+            if same_shape and all(len(line) > 1 and line[0].shape[dim] % 2 == 0 for line in lines.values()):
+                yield f"Z{dim}", {at: _undo_zigzag(line, dim) for at, line in lines.items()}
+        if same_shape:
             for op, reduction in _REDUCTIONS.items():
                 if op == "P(sum)" or all(line[0].is_floating_point() for line in lines.values()):
                     yield op, {at: reduction(torch.stack(line), dim=0) for at, line in lines.items()}
 
 
-def parts_of(
-    values: Sequence[Value | None], mesh: Tensor, names: Sequence[str], bound: float
-) -> Parts | None:
+def place_on_mesh(
+    values: Sequence[RecordedTensor | None], mesh: Tensor, names: Sequence[str], bound: float
+) -> RankTensors | None:
     """Places the tensors of the ranks on ``mesh``, or on a part of it if other ranks have none; returns None
     if no rank has one."""
     present = {rank: one for rank, one in enumerate(values) if one is not None and one.local is not None}
@@ -149,7 +149,7 @@ def parts_of(
             if line <= {*along}:
                 declared[axis] = op
     tensors = {at: one for at, rank in ranks.items() if (one := present[rank].local) is not None}
-    return Parts(axes, tuple(grid.shape), tensors, ranks, declared, bound)
+    return RankTensors(axes, tuple(grid.shape), tensors, ranks, declared, bound)
 
 
 def _lines(tensors: Tensors, axis: int) -> dict[tuple[int, ...], list[Tensor]]:
@@ -160,7 +160,7 @@ def _lines(tensors: Tensors, axis: int) -> dict[tuple[int, ...], list[Tensor]]:
     return lines
 
 
-def _unzigzagged(line: list[Tensor], dim: int) -> Tensor:
+def _undo_zigzag(line: list[Tensor], dim: int) -> Tensor:
     """Returns the tensor whose 2n chunks the n ranks share so that rank i has chunks i and 2n - 1 - i."""
     halves = [one.chunk(2, dim) for one in line]
     return torch.cat([a for a, *_ in halves] + [b[-1] for b in reversed(halves)], dim)

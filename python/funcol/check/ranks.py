@@ -20,10 +20,10 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from ..collectives.in_flight import pending
 from .report import Report
-from .running import Check, CheckError, described
+from .runs import Check, CheckError, describe_error
 from .verdict import Fault
 
-_PRELOADED = ["torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo", "funcol.check.running"]
+_PRELOADED = ["torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo", "funcol.check.runs"]
 _GRACE_S = 5.0  # for ranks to end after the first has failed
 _STATUS = {"report": 0, "raised": 1, "input": 2, "hang": 3}  # of a process, by how it ended
 
@@ -131,4 +131,4 @@ def _run_rank(rank: int, num_ranks: int, check: Check, folder: Path) -> None:
     except CheckError as error:
         _end(folder, "input", str(error))
     except BaseException as error:
-        _end(folder, "raised", "; ".join([described(error), *getattr(error, "__notes__", ())]))
+        _end(folder, "raised", "; ".join([describe_error(error), *getattr(error, "__notes__", ())]))

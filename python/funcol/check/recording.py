@@ -32,7 +32,7 @@ _LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 _NO_GRAPH_TASK = -1
 
 
-class Key(NamedTuple):
+class TensorKey(NamedTuple):
     """The name of a recorded tensor: ``kind`` is input, output, grad_output, grad_input, param, grad, step,
     loss or norm; ``call`` counts the module's calls; ``path`` is the place among the tensors of the call, or
     the parameter's name in its module."""
@@ -43,12 +43,12 @@ class Key(NamedTuple):
     path: str
 
 
-LOSS = Key("", "loss", 0, "")
-NORM = Key("", "norm", 0, "")  # of all gradients
+LOSS = TensorKey("", "loss", 0, "")
+NORM = TensorKey("", "norm", 0, "")  # of all gradients
 
 
 @dataclass
-class Value:
+class RecordedTensor:
     """A tensor as a rank has it: the local part, in a wide dtype on the CPU, or None for a gradient that
     nothing reached; ``placements`` has an op and its ranks for each axis of a DTensor's mesh."""
 
@@ -71,7 +71,7 @@ class Value:
         return [shape, self.dtype, self.placements, self.bytes().numel()]
 
     @classmethod
-    def of(cls, head: list[Any], row: Tensor) -> Value:
+    def of(cls, head: list[Any], row: Tensor) -> RecordedTensor:
         """Returns the value with this head, whose bytes ``row`` begins with."""
         shape, dtype, placements, num_bytes = head
         local = None if shape is None else row[:num_bytes].clone().view(_wide(dtype)).view(shape)
@@ -82,7 +82,7 @@ class Recording(NamedTuple):
     """The values of a run, and facts on its modules by their names: their classes, the lines that define and
     call them, and those that drew random numbers."""
 
-    values: dict[Key, Value]
+    values: dict[TensorKey, RecordedTensor]
     classes: Mapping[str, str]
     lines: Mapping[str, tuple[str, str]]
     drawing: list[str]
@@ -122,7 +122,7 @@ class Recorder:
     """
 
     def __init__(self, max_bytes: int, begin: Callable[[nn.Module], None], noise: float = 0.0) -> None:
-        self._recorded: list[tuple[nn.Module, str, int, str, Value]] = []  # see Key
+        self._recorded: list[tuple[nn.Module, str, int, str, RecordedTensor]] = []  # see TensorKey
         self._bytes_left = max_bytes
         self._begin = begin
         self._noise = torch.Generator().manual_seed(1), noise
@@ -141,7 +141,7 @@ class Recorder:
         return f"no module{last}" if self._calls else "no module yet"
 
     @contextmanager
-    def running(self, is_reference: bool) -> Iterator[None]:
+    def recording(self, is_reference: bool) -> Iterator[None]:
         """Records what runs within. If funcol is installed, the reference draws the numbers of DTensors."""
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
@@ -173,23 +173,23 @@ class Recorder:
     def _call(self, called: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         call = self._calls[module] = self._calls.get(module, -1) + 1
         self._sites.setdefault(module, own_line(traceback.walk_stack(sys._getframe())))
-        args, kwargs = self._passed(module, "input", call, (args, kwargs))
+        args, kwargs = self._record_tensors(module, "input", call, (args, kwargs))
         depth, random_state = len(self._running), _random_state()
         self._running.append(self._names[module] or type(module).__name__)
         output = called(module, *args, **kwargs)
         del self._running[depth:]  # also those that raised
         if not torch.equal(random_state, _random_state()):
             self._draws.add(module)
-        return self._passed(module, "output", call, output)
+        return self._record_tensors(module, "output", call, output)
 
-    def _passed(self, module: nn.Module, kind: str, call: int, passed: Any) -> Any:
+    def _record_tensors(self, module: nn.Module, kind: str, call: int, passed: Any) -> Any:
         """Records the tensors of ``passed`` and their gradients; returns what is passed instead of it."""
         # The gradient that reaches an input through this module alone is that of an alias of it.
         aliases: dict[int, Tensor] = {}
 
         def record_gradient(path: str, gradient: Tensor) -> Tensor | None:
             self._last_gradient = f"grad_{kind} of {self._names[module] or type(module).__name__}"
-            gradient = self._disturbed(gradient)
+            gradient = self._add_noise(gradient)
             self._recorded.append((module, f"grad_{kind}", call, path, self._value(gradient)))
             return gradient if self._noise[1] else None
 
@@ -197,7 +197,7 @@ class Recorder:
             if not isinstance(tensor, Tensor):
                 return tensor
             path, is_first = pytree.keystr(keys), True
-            passed = tensor if kind == "input" else self._disturbed(tensor)
+            passed = tensor if kind == "input" else self._add_noise(tensor)
             self._recorded.append((module, kind, call, path, self._value(passed)))
             if not (passed.requires_grad and torch.is_grad_enabled()):
                 return passed
@@ -210,15 +210,15 @@ class Recorder:
 
         return pytree.tree_map_with_path(record, passed)
 
-    def _disturbed(self, tensor: Tensor) -> Tensor:
+    def _add_noise(self, tensor: Tensor) -> Tensor:
         generator, size = self._noise
         if not size or not tensor.is_floating_point():
             return tensor
         noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
         return tensor * (1 + size * noise).to(tensor)
 
-    def _value(self, tensor: Tensor) -> Value:
-        value = Value(None, str(tensor.dtype).removeprefix("torch."))
+    def _value(self, tensor: Tensor) -> RecordedTensor:
+        value = RecordedTensor(None, str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
             ranks = map(dist.get_process_group_ranks, tensor.device_mesh.get_all_groups())
@@ -239,13 +239,15 @@ class Recorder:
         """Records weights, loss and a step of the optimizer, and names all values as ``model`` names its
         modules; those outside of it are left out."""
         names = {module: plain_name(name) for name, module in model.named_modules()}
-        values = {Key(names[one[0]], *one[1:4]): one[4] for one in self._recorded if one[0] in names}
+        values = {TensorKey(names[one[0]], *one[1:4]): one[4] for one in self._recorded if one[0] in names}
 
         def add_each(kind: str, value_of: Callable[[Tensor], Tensor | None]) -> None:
             for name, parameter in model.named_parameters():
                 module, _, path = plain_name(name).rpartition(".")
                 tensor = value_of(parameter)
-                values[Key(module, kind, 0, path)] = Value(None) if tensor is None else self._value(tensor)
+                values[TensorKey(module, kind, 0, path)] = (
+                    RecordedTensor(None) if tensor is None else self._value(tensor)
+                )
 
         add_each("param", lambda parameter: parameter)
         if loss is not None:

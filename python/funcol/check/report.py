@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .comparing import Finding
+from .comparison import Finding
 from .verdict import Fault
 
 _MOST_ROWS = 40  # of the table on a terminal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .comparing import Finding
+from .comparison import Finding
 
 _TRACED = ("wrong", "differs between ranks", "never reduced")  # kinds of faults that a partial tensor makes
 
@@ -38,16 +38,16 @@ class Verdict:
         self._findings = findings
         self._drawing = drawing
         self._lines = lines
-        self._of: dict[tuple[str, str], list[Finding]] = {}
+        self._by_key: dict[tuple[str, str], list[Finding]] = {}  # by module and kind
         for one in findings:
-            self._of.setdefault((one.module, one.kind), []).append(one)
+            self._by_key.setdefault((one.module, one.kind), []).append(one)
 
     def faults(self) -> list[Fault]:
         """Returns at most one fault of the forward and one of the backward direction."""
-        for one in self._wrong("param"):
+        for one in self._differing("param"):
             return [self._fault("weights", one, one.path)]
         first = next((one for one in self._findings if one.kind in ("input", "output")), None)
-        for one in self._wrong("input"):
+        for one in self._differing("input"):
             if first is not None and (one.module, one.call) == (first.module, first.call):
                 fault = self._fault("inputs", one, f"input {one.path}")
                 advice = "Draw it from a generator of its own"
@@ -60,14 +60,16 @@ class Verdict:
         if forward is not None and backward is not None:
             backward.detail += " (may follow from the fault above)"
         found = [one for one in (forward, backward) if one is not None]
-        steps = (self._fault("step", one, f"{one.path} after the step") for one in self._wrong("step"))
-        norms = (self._fault("norm", one, "the norm of all gradients") for one in self._wrong("norm"))
+        steps = (self._fault("step", one, f"{one.path} after the step") for one in self._differing("step"))
+        norms = (self._fault("norm", one, "the norm of all gradients") for one in self._differing("norm"))
         return found or [*norms, *steps][:1]
 
     def _forward(self) -> Fault | None:
         """Returns the first output that differs although the inputs agree, or else the first that differs."""
-        wrong = [one for one in self._wrong("output") if not self._is_healed(one)]
-        if not wrong or not (self._wrong("loss") or self._wrong("grad") or self._root_differs("output")):
+        wrong = [one for one in self._differing("output") if not self._is_healed(one)]
+        if not wrong or not (
+            self._differing("loss") or self._differing("grad") or self._root_differs("output")
+        ):
             return None
         one = min(wrong, key=lambda one: self._doubt(one, "input"))
         if self._doubt(one, "input") < 2 and one.module in self._drawing:
@@ -78,7 +80,7 @@ class Verdict:
         return self._origin(one, "input", "output") or self._fault("forward", one, f"output{one.path}")
 
     def _loss(self) -> Fault | None:
-        for one in self._wrong("loss"):
+        for one in self._differing("loss"):
             origin = self._origin(one, "input", "output") if one.fault == "wrong" else None
             return origin or self._fault("loss", one, "loss")
         return None
@@ -86,11 +88,11 @@ class Verdict:
     def _backward(self) -> Fault | None:
         """Returns the first gradient of an input or a parameter that differs although those of the module's
         outputs agree, in the order in which the backward passes of modules end."""
-        weights = self._wrong("grad")
+        weights = self._differing("grad")
         if not weights and not self._root_differs("grad_input"):
             return None
         places = {one.module: i for i, one in enumerate(self._findings) if one.kind.startswith("grad_")}
-        wrong = weights + [one for one in self._wrong("grad_input") if not self._is_healed(one)]
+        wrong = weights + [one for one in self._differing("grad_input") if not self._is_healed(one)]
         wrong.sort(key=lambda one: (places.get(one.module, len(self._findings)), one.kind == "grad"))
         if not wrong:
             return None
@@ -108,7 +110,8 @@ class Verdict:
         passed = [each for each in self._findings if each.kind in (given, made)]
         used = [each for each in passed if each.agrees is False and one.kind != "loss"]
         if one.kind == "grad":
-            used = [each for each in self._of.get((self._recorded(one.module), given), ()) if each.partial]
+            module = self._recorded_module(one.module)
+            used = [each for each in self._by_key.get((module, given), ()) if each.partial]
             if not used:
                 return None
         end = passed.index(used[0]) + 1 if used else len(passed)
@@ -118,7 +121,9 @@ class Verdict:
                 continue
             if not each.partial or not {*each.partial.split(", ")} <= {*one.varying.split(", ")}:
                 break
-            before = (other for other in self._of.get((each.module, given), ()) if other.call == each.call)
+            before = (
+                other for other in self._by_key.get((each.module, given), ()) if other.call == each.call
+            )
             if each.kind == made and not any(other.partial for other in before):
                 origins.append(each)
         if not origins:
@@ -133,30 +138,30 @@ class Verdict:
     def _fault(self, direction: str, one: Finding, tensor: str) -> Fault:
         return Fault(direction, one.module, one.fault, one.detail, tensor, *self._lines.get(one.module, ()))
 
-    def _wrong(self, kind: str) -> list[Finding]:
+    def _differing(self, kind: str) -> list[Finding]:
         return [one for one in self._findings if one.kind == kind and one.agrees is False]
 
     def _doubt(self, one: Finding, given: str) -> int:
         """Returns 2 if some of what the module was given differs, 1 if that is not known of some, else 0."""
         is_call = one.kind == "output"
-        name = one.module if is_call else self._recorded(one.module)
-        known = self._of.get((name, given), ())
+        name = one.module if is_call else self._recorded_module(one.module)
+        known = self._by_key.get((name, given), ())
         agree = {each.agrees for each in known if not is_call or each.call == one.call}
         return 2 if False in agree else int(None in agree)
 
     def _root_differs(self, kind: str) -> bool:
         """Returns true if a tensor of the outermost module that was recorded differs."""
-        top = min((name for name, each in self._of if each == kind), key=_depth, default="")
-        return any(one.module == top for one in self._wrong(kind))
+        top = min((name for name, each in self._by_key if each == kind), key=_depth, default="")
+        return any(one.module == top for one in self._differing(kind))
 
     def _is_healed(self, one: Finding) -> bool:
         """Returns true if a module around this one agrees: the layout within is the program's own affair."""
-        around = (self._of.get((name, one.kind), ()) for name in _parents(one.module))
+        around = (self._by_key.get((name, one.kind), ()) for name in _parents(one.module))
         return any(some and all(each.agrees for each in some) for some in around)
 
-    def _recorded(self, module: str) -> str:
+    def _recorded_module(self, module: str) -> str:
         """Returns the module, or the one around it that was recorded, as a compiled one is."""
-        known = {name for name, kind in self._of if kind in ("output", "grad_output")}
+        known = {name for name, kind in self._by_key if kind in ("output", "grad_output")}
         return next((name for name in (module, *_parents(module)) if name in known), "")
 
 

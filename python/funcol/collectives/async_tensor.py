@@ -80,7 +80,7 @@ def end_unwaited_collectives() -> None:
             f"funcol: {waited}, or call funcol.wait_tensor on it, before the process ends.",
             stacklevel=2,
         )
-    _C.let_unwaited_finish(_PATIENCE_AT_EXIT)
+    _C.wait_for_unwaited(_PATIENCE_AT_EXIT)
 
 
 atexit.register(end_unwaited_collectives)

@@ -1,7 +1,7 @@
 """Tensors that wait by themselves for the in-place collectives of ``torch.distributed``.
 
 Run eagerly, a :class:`CommTensor` is a plain tensor made in C++. Only under ``make_fx`` is it a subclass,
-which puts the collective, the binding of its result to its ``Work``, and the wait into the graph.
+which adds the collective, the binding of its result to its ``Work``, and the wait to the graph.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class CommTensor(Tensor):
             tensor._collectives.wait_for(tensor._tensor)
         tracer = _active_tracer()
         if tracer is not None and func._schema.name in _COLLECTIVES:
-            return _start(func, args, kwargs, tracer)
-        results = func(*_inner(args), **_inner(kwargs))
+            return _record_collective(func, args, kwargs, tracer)
+        results = func(*_unwrapped(args), **_unwrapped(kwargs))
         if tracer is None:
             return results
-        return pytree.tree_map_only(Tensor, partial(_marked, given=given), results)
+        return pytree.tree_map_only(Tensor, partial(_as_comm_tensor, given=given), results)
 
 
 class _AwaitedSlot(proxy_tensor._ProxyTensor):
@@ -155,7 +155,7 @@ class _Collectives:
         return any(not slot.is_waited and _may_overlap(output, tensor) for output, slot in self._outputs)
 
     def wait_for(self, tensor: Tensor) -> None:
-        """Puts waits into the graph for all collectives that write into the memory of ``tensor``."""
+        """Adds waits to the graph for all collectives that write into the memory of ``tensor``."""
         for output, slot in self._outputs:
             if _may_overlap(output, tensor):
                 slot.wait()
@@ -203,11 +203,11 @@ def _traced(tensor: Tensor, collectives: _Collectives) -> CommTensor:
     return traced
 
 
-def _inner(tree: Any) -> Any:
+def _unwrapped(tree: Any) -> Any:
     return pytree.tree_map_only(CommTensor, lambda tensor: tensor._tensor, tree)
 
 
-def _marked(result: Tensor, given: list[CommTensor]) -> Tensor:
+def _as_comm_tensor(result: Tensor, given: list[CommTensor]) -> Tensor:
     """Returns the result of an operator on ``given``, as a CommTensor if it is to be one."""
     for tensor in given:
         if result is tensor._tensor:
@@ -242,8 +242,8 @@ def _bounds(tensor: Tensor) -> tuple[Any, Any]:
     return begin, begin + (last + 1) * tensor.itemsize
 
 
-def _start(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) -> Any:
-    """Runs the collective, and puts it and its ``comm_result`` into the graph."""
+def _record_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) -> Any:
+    """Runs the collective, and adds it and its ``comm_result`` to the graph."""
     written = args[0]
     for output in pytree.tree_leaves(written):
         if not isinstance(output, CommTensor):
@@ -251,7 +251,7 @@ def _start(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any
                 f"funcol.CommTensor: an output of {func} is a {type(output).__name__}, another argument is "
                 "a CommTensor. While make_fx traces, wrap every output of the collective in CommTensor."
             )
-    args, kwargs = _inner(args), _inner(kwargs)
+    args, kwargs = _unwrapped(args), _unwrapped(kwargs)
     proxies = pytree.tree_map(partial(_proxy, tracer=tracer), (args, kwargs))
     call = tracer.create_proxy("call_function", func, *proxies, name=func.overloadpacket.__name__)
     result = tracer.create_proxy("call_function", _wrap_comm_result, (call,), {}, name="comm_result")

@@ -20,7 +20,7 @@ class _EitherError(AssertionError, RuntimeError):
 
 
 # Beginnings of funcol's messages, and PyTorch's error for the same mistake, unless that is a RuntimeError.
-_TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
+_PYTORCH_TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
     (re.compile(r"funcol::" + words), kind)
     for words, kind in (
         (r"reduce_scatter\w*: dim \S+ has size \S+ not divisible", _EitherError),
@@ -41,60 +41,60 @@ _TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
         (r"redistribute: \w+: \d+ placements", IndexError),
     )
 ]
-_OURS = (ValueError, TypeError, IndexError)
+_FUNCOL_TYPES = (ValueError, TypeError, IndexError)
 
 
-_is_put = False
+_is_installed = False
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Makes funcol's errors instances of PyTorch's types as well. Returns the function that undoes it."""
-    global _is_put
-    _is_put = True
-    _C.replace_errors(_as_pytorchs)
-    return _take
+    global _is_installed
+    _is_installed = True
+    _C.replace_errors(_with_pytorch_type)
+    return _remove
 
 
-def _take() -> None:
-    global _is_put
-    _is_put = False
+def _remove() -> None:
+    global _is_installed
+    _is_installed = False
     _C.replace_errors(None)
 
 
 def as_raised(error: Exception) -> BaseException:
     """Returns ``error``, made in Python, as it is raised: under :func:`funcol.install` of both types."""
-    return (_as_pytorchs(error) or error) if _is_put else error
+    return (_with_pytorch_type(error) or error) if _is_installed else error
 
 
-def _as_pytorchs(error: BaseException) -> BaseException | None:
+def _with_pytorch_type(error: BaseException) -> BaseException | None:
     """Returns ``error`` with a type that is also PyTorch's; None if its type is, or if it is not funcol's."""
-    if type(error) not in _OURS or not str(error).startswith("funcol"):
+    if type(error) not in _FUNCOL_TYPES or not str(error).startswith("funcol"):
         return None
     message = str(error)
-    known = next((kind for pattern, kind in _TYPES if pattern.match(message)), RuntimeError)
+    known = next((kind for pattern, kind in _PYTORCH_TYPES if pattern.match(message)), RuntimeError)
     if isinstance(error, known):
         return None
-    other: BaseException = _of_both(type(error), known)(*error.args)
+    other: BaseException = _combined_type(type(error), known)(*error.args)
     return other.with_traceback(error.__traceback__)
 
 
 _PACKAGE = __name__.partition(".")[0]
-_made_types: dict[tuple[Any, Any], type[BaseException]] = {}
+_combined_types: dict[tuple[Any, Any], type[BaseException]] = {}
 
 
-def _of_both(ours: type[BaseException], theirs: type[BaseException]) -> type[BaseException]:
-    known = _made_types.get((ours, theirs))
+def _combined_type(ours: type[BaseException], theirs: type[BaseException]) -> type[BaseException]:
+    known = _combined_types.get((ours, theirs))
     if known is not None:
         return known
 
     def reduce(self: BaseException) -> tuple[Any, ...]:
-        return _made, (ours, theirs, self.args)
+        return _unpickle, (ours, theirs, self.args)
 
     name = ours.__name__.removesuffix("Error") + theirs.__name__.lstrip("_")
-    made = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
-    return _made_types.setdefault((ours, theirs), made)
+    combined = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
+    return _combined_types.setdefault((ours, theirs), combined)
 
 
-def _made(ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+def _unpickle(ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Makes an error of both types again from a pickle."""
-    return _of_both(ours, theirs)(*args)
+    return _combined_type(ours, theirs)(*args)

@@ -44,7 +44,7 @@ def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
     return known.get(getattr(reduce_op, "op", reduce_op), reduce_op)
 
 
-def _parts_of(op: Any) -> Any:
+def _decomposed(op: Any) -> Any:
     """Returns ``op``, or its parts for a graph recorded before dispatch, which keeps composite operators."""
     if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
         torch._C.DispatchKey.PreDispatch
@@ -66,7 +66,7 @@ def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce
     return reduce_op not in rules_of_core
 
 
-def _finished(tensor: Tensor) -> Tensor:
+def _finish(tensor: Tensor) -> Tensor:
     """Makes the result of PyTorch's operator pending, or emits the wait where a tracer records it.
 
     Under a torch function mode, which sees the operator, the result is pending: its first use waits.
@@ -78,8 +78,8 @@ def _finished(tensor: Tensor) -> Tensor:
     return _core.wait_tensor(tensor)  # type: ignore[no-any-return]
 
 
-def _all_finished(tensors: list[Tensor]) -> list[Tensor]:
-    """Applies :func:`_finished` to each tensor, with one wait if PyTorch has an operator for it."""
+def _finish_all(tensors: list[Tensor]) -> list[Tensor]:
+    """Applies :func:`_finish` to each tensor, with one wait if PyTorch has an operator for it."""
     if not is_dynamo_compiling():
         pending = [_C.pend(tensor) for tensor in tensors]
         if all(tensor is not NotImplemented for tensor in pending):
@@ -93,7 +93,7 @@ def _wrap_dim(dim: int, tensor: Tensor) -> int:
     return dim + max(tensor.dim(), 1) if dim < 0 else dim
 
 
-def _wrong(message: str) -> BaseException:
+def _call_error(message: str) -> BaseException:
     error = ValueError(message)
     return error if is_dynamo_compiling() else errors.as_raised(error)
 
@@ -105,7 +105,7 @@ def _group_size(op: str, group: Any) -> int:
     try:
         return c10d._get_group_size_by_name(group)
     except RuntimeError:
-        raise _wrong(
+        raise _call_error(
             f"funcol::{op}: no process group is registered under the name {group!r}, and the shape of the "
             "result depends on the size of the group. Pass the group_name of a live ProcessGroup that this "
             "rank belongs to."
@@ -116,7 +116,7 @@ def _check_divisible(
     op: str, tensor: Tensor, dim: int, group_size: int, remedy: str = "Pad it, or scatter another dim."
 ) -> None:
     if tensor.size(dim) % group_size != 0:
-        raise _wrong(
+        raise _call_error(
             f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
             f"of the group. {remedy}"
         )
@@ -138,7 +138,7 @@ def all_reduce(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _finished(_core.all_reduce(self, reduce_op, resolved))
+    return _finish(_core.all_reduce(self, reduce_op, resolved))
 
 
 def all_gather_tensor(
@@ -161,11 +161,11 @@ def all_gather_tensor(
             return result
     resolved = traceable_group(group, tag)
     if split_sizes is not None:
-        return _parts_of(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+        return _decomposed(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = _group_size("all_gather_tensor", resolved)
     if self.dim() == 0:
         self = self.reshape(1)
-    gathered: Tensor = _finished(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
+    gathered: Tensor = _finish(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
     gather_dim = _wrap_dim(gather_dim, self)
     return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)
 
@@ -194,13 +194,13 @@ def reduce_scatter_tensor(
     if _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
         return op(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     if split_sizes is not None:
-        return _parts_of(op)(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+        return _decomposed(op)(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = _group_size("reduce_scatter_tensor", resolved)
     _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
-    return _finished(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
+    return _finish(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
 
 
 def all_to_all_single(
@@ -226,14 +226,14 @@ def all_to_all_single(
     resolved = traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
-            raise _wrong(
+            raise _call_error(
                 "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
             )
         group_size = _group_size("all_to_all_single", resolved)
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
-    return _finished(
+    return _finish(
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
 
@@ -253,7 +253,7 @@ def all_to_all(
         if result is not NotImplemented:
             return result
     resolved = traceable_group(group, tag)
-    return _parts_of(_own.all_to_all)(self, output_split_sizes or [], resolved)  # type: ignore[no-any-return]
+    return _decomposed(_own.all_to_all)(self, output_split_sizes or [], resolved)  # type: ignore[no-any-return]
 
 
 def broadcast(self: Tensor, src: int, group: RankTypes | None = None, tag: str = "") -> Tensor:
@@ -268,7 +268,7 @@ def broadcast(self: Tensor, src: int, group: RankTypes | None = None, tag: str =
     resolved = traceable_group(group, tag)
     if _needs_own_rule([self], _compat.BROADCAST_RULES):
         return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
-    return _finished(_core.broadcast(self, src, resolved))
+    return _finish(_core.broadcast(self, src, resolved))
 
 
 def reduce(
@@ -288,7 +288,7 @@ def reduce(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.reduce(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
-    return _parts_of(_own.reduce)(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
+    return _decomposed(_own.reduce)(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
 
 
 def scatter(
@@ -311,7 +311,7 @@ def scatter(
         if result is not NotImplemented:
             return result
     resolved = traceable_group(group, tag)
-    return _parts_of(_own.scatter)(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    return _decomposed(_own.scatter)(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
 def gather(
@@ -334,7 +334,7 @@ def gather(
         if result is not NotImplemented:
             return result
     resolved = traceable_group(group, tag)
-    return _parts_of(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    return _decomposed(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = None, tag: str = "") -> Tensor:
@@ -385,7 +385,7 @@ def all_reduce_coalesced(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _all_finished(_core.all_reduce_coalesced(self, reduce_op, resolved))
+    return _finish_all(_core.all_reduce_coalesced(self, reduce_op, resolved))
 
 
 def all_gather_into_tensor_coalesced(
@@ -405,7 +405,7 @@ def all_gather_into_tensor_coalesced(
     resolved = traceable_group(group, tag)
     group_size = _group_size("all_gather_into_tensor_coalesced", resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
-    return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
+    return _finish_all(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 
 
 def reduce_scatter_tensor_coalesced(
@@ -426,7 +426,7 @@ def reduce_scatter_tensor_coalesced(
     resolved = traceable_group(group, tag)
     group_size = _group_size("reduce_scatter_tensor_coalesced", resolved)
     if len(scatter_dim) != len(inputs):
-        raise _wrong(
+        raise _call_error(
             f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
             "tensors. Pass one dim per tensor."
         )
@@ -442,7 +442,7 @@ def reduce_scatter_tensor_coalesced(
         rank_major.append(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
-    return _all_finished(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
+    return _finish_all(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
 
 
 # Names of the same functions in newer PyTorch releases.

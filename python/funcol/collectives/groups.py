@@ -156,7 +156,7 @@ def own_ranks(lists: list[list[int]]) -> list[int] | None:
     return None
 
 
-def group_named(name: str) -> dist.ProcessGroup:
+def group_by_name(name: str) -> dist.ProcessGroup:
     """Returns the group of this name."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     return cast(dist.ProcessGroup, resolve(name))
@@ -164,12 +164,12 @@ def group_named(name: str) -> dist.ProcessGroup:
 
 def rank_in_group(group: Any) -> int:
     """Returns this process's rank in ``group``, a name or an object."""
-    return dist.get_rank(group_named(group) if isinstance(group, str) else group)
+    return dist.get_rank(group_by_name(group) if isinstance(group, str) else group)
 
 
 def rank_of_peer(group_name: str, global_rank: int) -> int:
     """Returns the rank within a group of the process that is ``global_rank`` in the world."""
-    return dist.get_group_rank(group_named(group_name), global_rank)
+    return dist.get_group_rank(group_by_name(group_name), global_rank)
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo.
@@ -196,7 +196,7 @@ def traced_group(group: Any, tag: str) -> Any:
 
 def traceable_group(group: Any, tag: str) -> Any:
     """Returns ``group`` as stock PyTorch puts it in a graph: a name, or an object where stock traces one."""
-    return _compat.found_group_in_graphs(traced_group(group, tag))
+    return _compat.resolved_group_in_graphs(traced_group(group, tag))
 
 
 # :mod:`funcol` has these under PyTorch's names, with an underscore, for programs that use PyTorch's.
@@ -249,7 +249,7 @@ def _group_object(group: Any) -> dist.ProcessGroup:
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         return group[0].get_group(group[1])
     resolved = group if isinstance(group, dist.ProcessGroup) else resolve_group(group, "", "_expand_group")
-    return group_named(resolved) if isinstance(resolved, str) else resolved
+    return group_by_name(resolved) if isinstance(resolved, str) else resolved
 
 
 # The registry of groups
@@ -265,10 +265,10 @@ def watch_group_registry() -> None:
     (simulated ranks in threads).
     """
 
-    def watched(
+    def notifying(
         change: Callable[..., Any], before: Callable[..., None] | None, after: Callable[..., None] | None
     ) -> Callable[..., Any]:
-        def change_and_tell(*args: Any, **kwargs: Any) -> Any:
+        def change_and_notify(*args: Any, **kwargs: Any) -> Any:
             name = (*args, *kwargs.values())[:1]
             if before is not None:
                 before(*name)
@@ -280,7 +280,7 @@ def watch_group_registry() -> None:
                 after(*name)
             return result
 
-        return change_and_tell
+        return change_and_notify
 
     registry: Any = torch._C._distributed_c10d
     isolate = registry._set_thread_isolation_mode
@@ -297,12 +297,12 @@ def watch_group_registry() -> None:
         for module in (c10d, registry):
             change = getattr(module, name, None)
             if change is not None:
-                setattr(module, name, watched(change, before, after))
+                setattr(module, name, notifying(change, before, after))
     for kind in list(vars(registry).values()):
         if isinstance(kind, type) and issubclass(kind, (registry.ProcessGroup, registry.Backend)):
-            for how in _ENDS:
+            for how in _CHANGING_METHODS:
                 if how in vars(kind):
-                    setattr(kind, how, _told_before(getattr(kind, how), how))
+                    setattr(kind, how, _notifying_before(getattr(kind, how), how))
     registry._set_thread_isolation_mode = isolate_and_remember
     for group_name in c10d._world.pg_names.values():
         _C.note_group_added(group_name)
@@ -310,19 +310,19 @@ def watch_group_registry() -> None:
 
 
 # Methods of groups and backends that change a group: collectives in flight are lost, or ranks change.
-_ENDS = ("abort", "reconfigure")
+_CHANGING_METHODS = ("abort", "reconfigure")
 
 
-def _told_before(method: Any, how: str) -> Any:
+def _notifying_before(method: Any, how: str) -> Any:
     @functools.wraps(method)
-    def tell_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def notify_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _have_groups_changed
         _have_groups_changed = True  # before the group does: meshes are checked from then on
         _note_meshes()
         _C.note_group_ended(self, how)
         return method(self, *args, **kwargs)
 
-    return tell_and_call
+    return notify_and_call
 
 
 def _note_meshes() -> None:

@@ -51,45 +51,45 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
-class PutOnImport:
+class InstallOnImport:
     """A part of :func:`funcol.install` that waits until a program has imported the module that it is for.
 
-    :meth:`put` calls ``start(module)`` once the module ``name`` is imported, and returns :meth:`take`,
-    which calls the function that ``start`` returned.
+    :meth:`install` calls ``install_into(module)`` once the module ``name`` is imported, and returns
+    :meth:`remove`, which calls the function that ``install_into`` returned.
     """
 
-    def __init__(self, name: str, start: Callable[[Any], Callable[[], None]]) -> None:
-        self._name, self._start = name, start
+    def __init__(self, name: str, install_into: Callable[[Any], Callable[[], None]]) -> None:
+        self._name, self._install_into = name, install_into
         self._lock = threading.RLock()
         self._is_wanted = False
         self._awaits_import = False
         self._undo: Callable[[], None] | None = None
 
-    def put(self) -> Callable[[], None]:
+    def install(self) -> Callable[[], None]:
         with self._lock:
             self._is_wanted = True
             if self._awaits_import:
-                return self.take
+                return self.remove
             self._awaits_import = True
         try:
             after_import(self._name, self._imported)
         except BaseException:
-            self.take()
+            self.remove()
             raise
-        return self.take
+        return self.remove
 
-    def take(self) -> None:
+    def remove(self) -> None:
         with self._lock:
             self._is_wanted = False
             undo, self._undo = self._undo, None
             if undo is not None:
                 undo()
 
-    def is_put(self) -> bool:
+    def is_installed(self) -> bool:
         return self._undo is not None
 
     def _imported(self, module: ModuleType) -> None:
         with self._lock:
             self._awaits_import = False
             if self._is_wanted and self._undo is None:
-                self._undo = self._start(module)
+                self._undo = self._install_into(module)

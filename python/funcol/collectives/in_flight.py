@@ -4,6 +4,7 @@ purposes), and the rank whose call differs."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -125,9 +126,7 @@ def dump_pending_on(signum: int, file: _File | None = None) -> None:
     descriptor = file.fileno()
     _C.dump_in_flight_on(int(signum), descriptor)
     _files[int(signum)] = file
-    if not _follows_forks:
-        os.register_at_fork(after_in_child=_C.follow_fork_of_dumps)
-        _follows_forks.append(True)
+    _follow_forks()
 
 
 def cancel_dump_pending_on(signum: int) -> bool:
@@ -138,7 +137,11 @@ def cancel_dump_pending_on(signum: int) -> bool:
 
 
 _files: dict[int, _File] = {}  # kept open
-_follows_forks: list[bool] = []
+
+
+@functools.cache
+def _follow_forks() -> None:
+    os.register_at_fork(after_in_child=_C.follow_fork_of_dumps)
 
 
 @contextlib.contextmanager

@@ -101,13 +101,13 @@ def measure(
     num_links = len(COLLECTIVES) * sum(mesh.size(axis) > 1 for axis in range(mesh.ndim))
     with Progress("calibrate", num_links + 1, is_on=dist.get_rank() == 0) as progress:
         axes = {
-            name: AxisCost(mesh.size(axis), **_measured_axis(mesh, axis, sizes, num_runs, report, progress))
+            name: AxisCost(mesh.size(axis), **_measure_axis(mesh, axis, sizes, num_runs, report, progress))
             for axis, name in enumerate(mesh.mesh_dim_names)
         }
         progress.show("copy")
-        copy = fit(_agreed([(size, _copy_time(mesh, size, num_runs)) for size in sizes], mesh))
+        copy = fit(_slowest_times([(size, _copy_time(mesh, size, num_runs)) for size in sizes], mesh))
         progress.advance()
-    report(f"copy: {_described(copy)}")
+    report(f"copy: {_link_text(copy)}")
     return AlphaBeta(axes, copy)
 
 
@@ -133,7 +133,7 @@ def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
     return LinkCost(latency_us, 1 / (1e3 * max(us_per_byte, slowest)))
 
 
-def _measured_axis(
+def _measure_axis(
     mesh: DeviceMesh,
     axis: int,
     sizes: Sequence[int],
@@ -149,36 +149,36 @@ def _measured_axis(
     links = {}
     for kind in COLLECTIVES:
         progress.show(f"{name} {kind}")
-        links[kind] = _measured(mesh, axis, kind, sizes, num_runs)
+        links[kind] = _measure_link(mesh, axis, kind, sizes, num_runs)
         progress.advance()
-        report(f"{name} {kind}: {_described(links[kind])}")
+        report(f"{name} {kind}: {_link_text(links[kind])}")
     return links
 
 
-def _measured(mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_runs: int) -> LinkCost:
+def _measure_link(mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_runs: int) -> LinkCost:
     num_ranks = mesh.size(axis)
     group = mesh.get_group(axis)
     samples = []
     for size in sizes:
-        whole = max(size // 4 // num_ranks, 1) * num_ranks
-        start, sent = _collective(kind, whole, num_ranks, group, mesh.device_type)
+        num_elements = max(size // 4 // num_ranks, 1) * num_ranks
+        start, sent = _collective(kind, num_elements, num_ranks, group, mesh.device_type)
         samples.append((sent, _median_us(start, mesh, num_runs, group)))
-    return fit(_agreed(samples, mesh))
+    return fit(_slowest_times(samples, mesh))
 
 
 def _collective(
-    kind: str, whole: int, num_ranks: int, group: dist.ProcessGroup, device: str
+    kind: str, num_elements: int, num_ranks: int, group: dist.ProcessGroup, device: str
 ) -> tuple[Callable[[], Tensor], float]:
-    """Returns the collective on ``whole`` float32 elements, and the bytes that a rank sends in it."""
-    share = 4.0 * whole * (num_ranks - 1) / num_ranks
-    tensor = torch.ones(whole // num_ranks if kind == "all_gather" else whole, device=device)
+    """Returns the collective on ``num_elements`` float32 elements, and the bytes that a rank sends in it."""
+    share = 4.0 * num_elements * (num_ranks - 1) / num_ranks
+    tensor = torch.ones(num_elements // num_ranks if kind == "all_gather" else num_elements, device=device)
     ring = [(rank + 1) % num_ranks for rank in range(num_ranks)]
     return {
         "all_gather": (lambda: collectives.all_gather_tensor(tensor, 0, group), share),
         "reduce_scatter": (lambda: collectives.reduce_scatter_tensor(tensor, "sum", 0, group), share),
         "all_reduce": (lambda: collectives.all_reduce(tensor, "sum", group), 2 * share),
         "all_to_all": (lambda: collectives.all_to_all_single(tensor, None, None, group), share),
-        "permute": (lambda: collectives.permute_tensor(tensor, ring, group), 4.0 * whole),
+        "permute": (lambda: collectives.permute_tensor(tensor, ring, group), 4.0 * num_elements),
     }[kind]
 
 
@@ -209,12 +209,12 @@ def _finish_device(mesh: DeviceMesh) -> None:
         torch.cuda.synchronize()
 
 
-def _agreed(samples: list[tuple[float, float]], mesh: DeviceMesh) -> list[tuple[float, float]]:
+def _slowest_times(samples: list[tuple[float, float]], mesh: DeviceMesh) -> list[tuple[float, float]]:
     """Returns ``samples`` with the times of the slowest rank."""
     times = torch.tensor([us for _, us in samples], dtype=torch.float64, device=mesh.device_type)
     dist.all_reduce(times, dist.ReduceOp.MAX)
     return [(size, us) for (size, _), us in zip(samples, times.tolist(), strict=True)]
 
 
-def _described(link: LinkCost) -> str:
+def _link_text(link: LinkCost) -> str:
     return f"{link.latency_us:.1f} us + bytes at {link.gigabytes_per_s:.3g} GB/s"

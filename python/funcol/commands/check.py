@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..check import check
-from ..check.running import CheckError, described
+from ..check.runs import CheckError, describe_error
 from ..redistribution.texts import bytes_of, mesh_sizes
 from .arguments import argument_read_by, writing
 
@@ -59,7 +59,7 @@ def _module_of(file: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise CheckError(f"{file} cannot be imported: {described(error)}") from error
+        raise CheckError(f"{file} cannot be imported: {describe_error(error)}") from error
     if not callable(getattr(module, "program", None)):
         raise CheckError(f"{file} defines no function program(mesh). Define one that returns model and loss.")
     return module

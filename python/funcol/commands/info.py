@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .. import _C, _build_info, installation
 from ..installation import dtensor_on_import, spmd_types
-from ..installation.kernels import of_programs
+from ..installation.kernels import ops_with_program_kernels
 
 
 def add_to(commands: Any) -> None:
@@ -50,10 +50,15 @@ def info(verbose: bool = False) -> str:
         f"{_counted(installation.replaced_functions(), verbose)} functions and "
         f"{_counted(_C.ops_with_core_kernels(), verbose)} operators of PyTorch"
     )
-    kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **installation.kept_from_programs()}
-    with dtensor_on_import.left_to_pytorch("DTensor and FSDP2"):
+    kept = {
+        **dict.fromkeys(ops_with_program_kernels(), "a kernel of a program"),
+        **installation.kept_from_programs(),
+    }
+    with dtensor_on_import.fall_back_to_pytorch("DTensor and FSDP2"):
         rows.update(_under_dtensor(kept, verbose))
-    rows.update({f"left to PyTorch: {part}": error for part, error in dtensor_on_import.reasons().items()})
+    rows.update(
+        {f"left to PyTorch: {part}": error for part, error in dtensor_on_import.fallback_reasons().items()}
+    )
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
@@ -72,16 +77,16 @@ def _counted(names: Sequence[str], verbose: bool) -> str:
 
 
 def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
-    from ..installation.install_dtensor import taken_over
-    from ..installation.user_patches import in_place
+    from ..installation.install_dtensor import replaced_functions
+    from ..installation.user_patches import all_patches
 
-    kept = {**kept, **in_place()}
+    kept = {**kept, **all_patches()}
     return {
         "kept from programs": ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items())
         or "nothing",
         "under DTensor": f"{'' if installation.is_under_dtensor() else 'not '}installed; replaces "
-        f"{_counted(taken_over(), verbose)} functions",
-        "operators on DTensors": "in C++" if _C.serves_operators() else "by PyTorch, in this process",
+        f"{_counted(replaced_functions(), verbose)} functions",
+        "operators on DTensors": "in C++" if _C.has_native_operators() else "by PyTorch, in this process",
         "under FSDP2": _under_fsdp2(verbose),
     }
 
@@ -89,10 +94,10 @@ def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
 def _under_fsdp2(verbose: bool) -> str:
     from ..installation import fully_shard
 
-    taken, left = fully_shard.taken_over()
-    row = f"replaces {_counted(taken, verbose)} functions; left to PyTorch: {_counted(left, verbose)}"
-    replaced = fully_shard.not_pytorchs()
-    return f"{row}; not PyTorch's own any more: {', '.join(replaced)}" if replaced else row
+    functions, left = fully_shard.replaced_and_unsupported()
+    row = f"replaces {_counted(functions, verbose)} functions; left to PyTorch: {_counted(left, verbose)}"
+    patched = fully_shard.patched_by_programs()
+    return f"{row}; not PyTorch's own any more: {', '.join(patched)}" if patched else row
 
 
 def _under_spmd_types() -> str:

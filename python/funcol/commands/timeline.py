@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 # Intervals
 
 
-def merged(spans: Iterable[Span]) -> list[Interval]:
+def merge_spans(spans: Iterable[Span]) -> list[Interval]:
     """Returns the time that any of ``spans`` covers, as intervals that do not overlap, in order."""
     intervals: list[Interval] = []
     for start, end in sorted((span.start, span.end) for span in spans):
@@ -30,12 +30,12 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def common(span: Interval, others: Sequence[Interval]) -> float:
+def overlap(span: Interval, others: Sequence[Interval]) -> float:
     """Returns the length of ``span`` that lies in ``others``, which do not overlap each other."""
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
-def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+def subtract(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
     """Returns the parts of ``intervals`` outside of ``others``. Both are sorted, and neither overlaps
     itself."""
     left: list[Interval] = []
@@ -54,7 +54,7 @@ def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[I
     return left
 
 
-def within(intervals: Iterable[Interval], others: Sequence[Interval]) -> Iterator[Interval]:
+def intersect(intervals: Iterable[Interval], others: Sequence[Interval]) -> Iterator[Interval]:
     """Yields the parts of ``intervals`` inside of ``others``, which are in order and do not overlap each
     other."""
     ends = [end for _, end in others]
@@ -92,9 +92,9 @@ class Activity:
         return min(start for start, _ in every), max(end for _, end in every)
 
     @property
-    def bare(self) -> list[Interval]:
+    def exposed(self) -> list[Interval]:
         """The time when collectives run and nothing is computed: communication that nothing hides."""
-        return without(self.sending, self.compute)
+        return subtract(self.sending, self.compute)
 
 
 def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
@@ -106,24 +106,22 @@ def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
     trace contains none of this. Takes as long as sorting the spans, however they overlap.
     """
     rank = rank if trace.rank is None else trace.rank
-    looked_at = _Window(trace.spans, during, rank)
-    on_devices = looked_at.spans(span for span in trace.spans if span.kind in _OF_DEVICES)
+    window = _Window(trace.spans, during, rank)
+    on_devices = window.spans(span for span in trace.spans if span.kind in _OF_DEVICES)
     if on_devices:
         communication = [span for span in on_devices if span.name.startswith("nccl")]
-        compute = merged(span for span in on_devices if not span.name.startswith("nccl"))
+        compute = merge_spans(span for span in on_devices if not span.name.startswith("nccl"))
         waits: list[Interval] = []
     else:
-        communication = looked_at.spans(
-            span for span in trace.spans if span.name.startswith(_BACKENDS_OF_HOSTS)
-        )
-        waits = merged(span for span in trace.spans if span.name.startswith(_WAITS))
-        compute = without(merged(_operators(trace.spans)), waits)
+        communication = window.spans(span for span in trace.spans if span.name.startswith(_BACKENDS_OF_HOSTS))
+        waits = merge_spans(span for span in trace.spans if span.name.startswith(_WAITS))
+        compute = subtract(merge_spans(_operators(trace.spans)), waits)
     found = Activity(
         rank,
-        looked_at.intervals(compute),
+        window.intervals(compute),
         communication,
-        looked_at.intervals(merged(communication)),
-        looked_at.intervals(waits),
+        window.intervals(merge_spans(communication)),
+        window.intervals(waits),
     )
     if not (found.communication or found.compute):
         raise ValueError(f"the trace of rank {rank} has neither operators nor collectives.")
@@ -136,7 +134,7 @@ class _Window:
     def __init__(self, spans: Sequence[Span], during: str | None, rank: int) -> None:
         self._outer: list[Interval] | None = None
         if during is not None:
-            self._outer = merged(span for span in spans if span.name.startswith(during))
+            self._outer = merge_spans(span for span in spans if span.name.startswith(during))
             if not self._outer:
                 raise ValueError(
                     f"no span of the trace of rank {rank} has a name that starts with '{during}'."
@@ -152,7 +150,7 @@ class _Window:
 
     def intervals(self, intervals: list[Interval]) -> list[Interval]:
         """Returns the parts of ``intervals``, which do not overlap each other, in the window."""
-        return intervals if self._outer is None else list(within(intervals, self._outer))
+        return intervals if self._outer is None else list(intersect(intervals, self._outer))
 
 
 def _operators(spans: Sequence[Span]) -> list[Span]:
@@ -224,9 +222,9 @@ def _namesakes(calls: Sequence[Span]) -> list[int | None]:
 # Pictures
 
 
-def draw_bar(ax: Any, span: Span, origin: float, y: float, height: float, color: str, edge: str) -> None:
+def draw_bar(ax: Any, span: Span, origin: float, y: float, height: float, color: str) -> None:
     where = [(span.start - origin, span.end - span.start)]
-    ax.broken_barh(where, (y, height), facecolor=color, edgecolor=edge, linewidth=0.6)
+    ax.broken_barh(where, (y, height), facecolor=color, edgecolor="none")
 
 
 def draw_intervals(

@@ -22,7 +22,7 @@ from .timeline import (
 from .traces import MOST_BYTES, TraceError, read_trace
 
 MOST_RANKS_DRAWN = 16
-_COLOURS = {
+_COLORS = {
     "compute": "#3182bd",
     "waits": "#de2d26",
     "communication beside compute": "#fdd0a2",
@@ -84,7 +84,7 @@ def activity_rows(activities: Sequence[Activity]) -> Rows:
     numbers = []
     for one in activities:
         start, end = one.bounds
-        numbers.append((end - start, length(one.compute), length(one.sending), length(one.bare)))
+        numbers.append((end - start, length(one.compute), length(one.sending), length(one.exposed)))
         rows.append((str(one.rank), *_row(numbers[-1])))
     if len(activities) > 1:
         means = [sum(column) / len(numbers) for column in zip(*numbers, strict=True)]
@@ -93,8 +93,8 @@ def activity_rows(activities: Sequence[Activity]) -> Rows:
 
 
 def _row(numbers: Sequence[float]) -> tuple[str, ...]:
-    *_, sending, bare = numbers
-    return (*(f"{number:.1f}" for number in numbers), f"{bare / sending:.0%}" if sending else "-")
+    *_, sending, exposed = numbers
+    return (*(f"{number:.1f}" for number in numbers), f"{exposed / sending:.0%}" if sending else "-")
 
 
 def draw(activities: Sequence[Activity], path: Path) -> None:
@@ -119,16 +119,16 @@ def draw(activities: Sequence[Activity], path: Path) -> None:
             (one.compute, top - 0.45, "compute"),
             (one.waits, top - 0.45, "waits"),
             (one.sending, top + 0.57, "communication beside compute"),
-            (one.bare, top + 0.57, "communication that nothing hid"),
+            (one.exposed, top + 0.57, "communication that nothing hid"),
         ):
-            draw_intervals(ax, intervals, origin, of_lane, 0.88, _COLOURS[kind])
+            draw_intervals(ax, intervals, origin, of_lane, 0.88, _COLORS[kind])
     label_lanes(ax, [one.rank for one in drawn], "communication")
     ax.set_xlim(left=0)
     ax.set_xlabel("ms")
     sending = sum(length(one.sending) for one in activities)
-    bare = sum(length(one.bare) for one in activities)
+    exposed = sum(length(one.exposed) for one in activities)
     if sending:
-        ax.set_title(f"nothing hid {bare / sending:.0%} of the communication", loc="left")
-    add_legend(figure, _COLOURS)
+        ax.set_title(f"nothing hid {exposed / sending:.0%} of the communication", loc="left")
+    add_legend(figure, _COLORS)
     with writing(path):
         figure.savefig(path, dpi=110)

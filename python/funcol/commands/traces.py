@@ -63,11 +63,6 @@ def read_trace(path: str | Path, most_bytes: int = MOST_BYTES) -> Trace:
         ) from None
 
 
-def read_spans(path: str | Path) -> list[Span]:
-    """Reads the spans of the trace in a file."""
-    return read_trace(path).spans
-
-
 def trace_of(content: Any) -> Trace:
     """Checks the JSON of a trace, and returns its spans; their ``kind`` is the profiler's category."""
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):

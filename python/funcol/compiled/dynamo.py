@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..local_map.application import call_in_compiled_region
-from ..local_map.arguments import mapped
+from ..local_map.arguments import map_leaves
 from ..local_map.eager import LocalMap
 from ..local_map.tracing import in_compiled_region
 from ..redistribution.functions import redistribute, redistribute_local_tensor, redistribute_many
@@ -288,8 +288,8 @@ def _call_local_map(
 
         replaced = {id(tensor): now for (tensor, _), now in zip(captured, given[num_operands:], strict=True)}
         with in_compiled_region(replaced):
-            value = local_map.run(mapped(filled, stated_args), mapped(filled, stated_kwargs))
-        result = mapped(emptied, value)
+            value = local_map.run(map_leaves(filled, stated_args), map_leaves(filled, stated_kwargs))
+        result = map_leaves(emptied, value)
         return found
 
     call.__name__ = "local_map_" + "".join(c if c.isalnum() else "_" for c in local_map.name)

@@ -1,4 +1,4 @@
-"""Puts funcol in the place of PyTorch's functional collectives, in programs that do not name funcol.
+"""Installs funcol in the place of PyTorch's functional collectives, in programs that do not name funcol.
 
 :func:`install` does the following, and :func:`uninstall` undoes it:
 
@@ -42,7 +42,7 @@ from .counts import table_limits as table_limits
 from .dtensor_on_import import is_under_dtensor as is_under_dtensor
 
 # funcol's public functions, by name.
-_OURS: dict[str, Any] = {
+_OWN_FUNCTIONS: dict[str, Any] = {
     name: function
     for module in (functions, async_tensor, tracing, remaps)
     for name, function in vars(module).items()
@@ -60,7 +60,7 @@ def _replacements() -> list[_Replacement]:
     """Returns the public functions that PyTorch's module and funcol both have, where they differ."""
     found = []
     for name, held in vars(stock).items():
-        ours = _OURS.get(name)
+        ours = _OWN_FUNCTIONS.get(name)
         if name.startswith("_") or held is ours or ours is None:
             continue
         theirs = held if patching.is_own_context(held) else patching.own_function_of(stock, name)
@@ -79,7 +79,7 @@ def kept_from_programs() -> dict[str, str]:
 def _kept(replacements: list[_Replacement]) -> dict[str, str]:
     held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
     return {
-        name: patching.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+        name: patching.describe(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
     }
 
 
@@ -114,16 +114,16 @@ class _Installation:
         for replacement in self.replacements:
             self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
         with ExitStack() as undo:
-            undo.callback(self._put_back)
-            undo.callback(kernels.put())
+            undo.callback(self._restore)
+            undo.callback(kernels.install())
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
             for part in (results, spmd_types, errors):
-                undo.callback(part.put())
+                undo.callback(part.install())
             for replacement in self.replacements:
                 ours = replacement.ours
                 if patching.is_own_context(replacement.theirs):
                     ours = ours.__wrapped__  # the redirected function is within the context
-                undo.callback(patching.redirected(replacement.theirs, ours))
+                undo.callback(patching.redirect(replacement.theirs, ours))
             self.undo = undo.pop_all().close
 
     def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
@@ -134,7 +134,7 @@ class _Installation:
                     self._places.append((namespace, key, replacement))
                     namespace[key] = replacement.ours
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for namespace, key, replacement in self._places:
             if namespace.get(key) is replacement.ours:
                 namespace[key] = replacement.theirs
@@ -158,11 +158,11 @@ _BY_INSTALL = object()
 _wanted: dict[object, bool] = {}
 
 
-def _want(who: object, dtensor: bool) -> None:
-    """Installs the parts that ``who`` wants and that are missing; if that fails, undoes it."""
+def _want(caller: object, dtensor: bool) -> None:
+    """Installs the parts that ``caller`` wants and that are missing; if that fails, undoes it."""
     with _lock:
         before = dict(_wanted)
-        _wanted[who] = dtensor or _wanted.get(who, False)
+        _wanted[caller] = dtensor or _wanted.get(caller, False)
         try:
             _update()
         except BaseException:
@@ -185,7 +185,7 @@ def _update() -> None:
         _installed = _Installation()
     if wants_dtensor and _undo_dtensor is None:
         try:
-            _undo_dtensor = dtensor_on_import.put()
+            _undo_dtensor = dtensor_on_import.install()
         except BaseException:
             if before is None:
                 _remove()
@@ -205,8 +205,8 @@ def is_installed() -> bool:
 
 
 def install(*, dtensor: bool = True) -> None:
-    """Puts funcol in place of PyTorch's functional collectives, and under DTensor, until :func:`uninstall`,
-    for all threads.
+    """Installs funcol in place of PyTorch's functional collectives, and under DTensor, for all threads, until
+    :func:`uninstall`.
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
     same. ``dtensor=False`` replaces the collectives alone. A second call adds the parts that are missing.

@@ -28,8 +28,8 @@ def _set(self: DTensor, value: Any) -> None:
             f"distribute_tensor(value, dtensor.device_mesh, {list(self.placements)}), or call "
             "DTensor.from_local."
         )
-    keeper = _fsdp_param_of(self)
-    if keeper is not None and self._spec != value._spec:
+    fsdp_param = _fsdp_param_of(self)
+    if fsdp_param is not None and self._spec != value._spec:
         raise ValueError(
             f"DTensor.data: the value is {value._spec}, but fully_shard manages this parameter as "
             f"{self._spec}. Redistribute the value, or assign before fully_shard is called."
@@ -37,8 +37,8 @@ def _set(self: DTensor, value: Any) -> None:
     local, spec = value._local_tensor.detach(), value._spec
     _data.__set__(self, value)
     self._local_tensor, self._spec = local, spec
-    if keeper is not None:
-        keeper.reset_sharded_param()
+    if fsdp_param is not None:
+        fsdp_param.reset_sharded_param()
 
 
 def _fsdp_param_of(dtensor: DTensor) -> Any:
@@ -59,7 +59,7 @@ def _fsdp_param_of(dtensor: DTensor) -> Any:
     return None
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Makes assignments to ``DTensor.data`` move the local tensor, too, unless a program has replaced the
     attribute. Returns the function that undoes it."""
     if DTensor.data is not _data:

@@ -18,9 +18,9 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..collectives.import_hooks import PutOnImport
+from ..collectives.import_hooks import InstallOnImport
 from .operators import arguments_of
-from .patching import entered
+from .patching import set_entries
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -28,11 +28,11 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 _SEQUENCE_DIM = 2
 
 
-def _start(attention: Any) -> Callable[[], None]:
-    return entered(attention.custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
+def _install_into(attention: Any) -> Callable[[], None]:
+    return set_entries(attention.custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
 
 
-put = PutOnImport(_MODULE, _start).put
+install = InstallOnImport(_MODULE, _install_into).install
 
 
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:

@@ -17,10 +17,10 @@ def decision_counts() -> dict[str, dict[str, int]]:
 
     - ``"axes"``: more than 8 mesh axes, and a tensor that they cut in another order than the mesh's;
     - ``"metas"``: sizes of results depend on data, or the operator raises an error;
-    - ``"minor"``: this PyTorch release has rules of the whole mesh (2.11 to 2.13);
+    - ``"minor"``: this PyTorch release has rules of the full mesh (2.11 to 2.13);
     - ``"refused"``: PyTorch raises an error, and no rule in C++ knows a way;
     - ``"rule"``: PyTorch derives the rule from the operator's decomposition, or the program registered one of
-      the whole mesh;
+      the full mesh;
     - ``"value"``: symbolic sizes, placements of a program's own, arguments of unknown types;
     - ``"write"``: every decision would move a tensor that is written to.
     """
@@ -40,6 +40,7 @@ def operator_counts() -> dict[str, dict[str, int]]:
 
     - ``"argument"``: an argument of another kind, such as a subclass of DTensor or a plain tensor with dims;
     - ``"decision"``: a decision that moves what is written to or viewed, rewrites the operator, or fails;
+    - ``"ended group"``: a process group that was aborted or reconfigured after the mesh was made;
     - ``"full"``: handled in C++, but decided anew, since the table of calls is full: see
       :func:`funcol.table_limits`;
     - ``"handler"``: a handler of PyTorch's or of the program for the operator;

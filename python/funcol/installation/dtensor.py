@@ -25,36 +25,36 @@ from torch.distributed.tensor._op_schema import OpStrategy
 from .. import _C, _compat
 from ..collectives import errors
 from ..redistribution.conversions import to_local_in_order
-from ..redistribution.functions import check_is_mesh, redistributed_by_python
+from ..redistribution.functions import check_is_mesh, redistribute_in_python
 from ..redistribution.local_redistribute import (
     RedistributionOptions,
-    are_known,
     axes_with_own_rules,
     move,
-    use_as_pytorchs,
+    plans_support,
+    set_pytorch_redistribute,
 )
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
-from ..sharding.op_schemas import pending_axes, specs_in, with_replicated
+from ..sharding.op_schemas import partial_axes, specs_in, with_replicated
 from . import patching, random_operators, view_writeback
 
-_to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
-_from_local: Callable[..., DTensor] = patching.copied(DTensor.from_local)
-_redistribute: Callable[..., DTensor] = patching.copied(DTensor.redistribute)
-_full_tensor: Callable[..., Tensor] = patching.copied(DTensor.full_tensor)
-_redistribute_local_tensor: Callable[..., Tensor] = patching.copied(
+_to_local: Callable[..., Tensor] = patching.copy_function(DTensor.to_local)
+_from_local: Callable[..., DTensor] = patching.copy_function(DTensor.from_local)
+_redistribute: Callable[..., DTensor] = patching.copy_function(DTensor.redistribute)
+_full_tensor: Callable[..., Tensor] = patching.copy_function(DTensor.full_tensor)
+_redistribute_local_tensor: Callable[..., Tensor] = patching.copy_function(
     stock_redistribute.redistribute_local_tensor
 )
-_redistribute_cost: Callable[..., float] = patching.copied(stock_collectives.redistribute_cost)
-_distribute_tensor: Callable[..., DTensor] = patching.copied(stock_distribute_tensor)
+_redistribute_cost: Callable[..., float] = patching.copy_function(stock_collectives.redistribute_cost)
+_distribute_tensor: Callable[..., DTensor] = patching.copy_function(stock_distribute_tensor)
 _dispatcher = _compat.dispatcher_functions()
-_local_results: Callable[..., object] = patching.copied(_dispatcher["local_results"])
+_local_results: Callable[..., object] = patching.copy_function(_dispatcher["local_results"])
 
-use_as_pytorchs(_redistribute_local_tensor)
+set_pytorch_redistribute(_redistribute_local_tensor)
 
 
-# The four methods that programs call at every step. PyTorch's functions get their code (patching.inlined), so
+# The four methods that programs call at every step. PyTorch's functions get their code (patching.inline), so
 # that C++ is one call away: they refer to their parameters alone.
 
 
@@ -132,7 +132,7 @@ def _redistribute_in_python(
         or simulates_ranks()
         or has_symbols(dtensor._spec)
         or not all(  # if a placement has neither a plan nor a rule of its own
-            are_known((placement,)) or axes_with_own_rules((placement,))
+            plans_support((placement,)) or axes_with_own_rules((placement,))
             for placement in (*dtensor._spec.placements, *placements)
         )
     ):
@@ -147,7 +147,7 @@ def _redistribute_in_python(
     # Same placements move nothing, whatever the order in which the axes cut.
     order = dtensor._spec.shard_order if tuple(placements) == dtensor._spec.placements else None
     options = RedistributionOptions(async_op, lenient=True)
-    return redistributed_by_python(
+    return redistribute_in_python(
         dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, options
     )
 
@@ -200,9 +200,9 @@ def full_tensor(
 ) -> Tensor:
     """Replaces ``DTensor.full_tensor``."""
     if not _is_compiling():
-        whole = _in_cpp(self, grad_placements)
-        if whole is not NotImplemented:
-            return whole
+        full = _in_cpp(self, grad_placements)
+        if full is not NotImplemented:
+            return full
     return _in_python(self, grad_placements=grad_placements)
 
 
@@ -229,8 +229,8 @@ def distribute_tensor(
         assert device_mesh is not None
         torch._C._log_api_usage_once("torch.dtensor.distribute_tensor")
         is_elsewhere = not tensor.is_meta and tensor.device.type != device_mesh.device_type
-        whole = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
-        dtensor: DTensor = _C.distribute_tensor(whole, device_mesh, placements, src_data_rank)
+        full = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
+        dtensor: DTensor = _C.distribute_tensor(full, device_mesh, placements, src_data_rank)
         if dtensor is not NotImplemented:
             return dtensor
     return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
@@ -273,7 +273,7 @@ def redistribute_local_tensor(
     if axis is not None:
         reduced: Tensor = placements[axis]._reduce_value(local_tensor, current_spec.mesh, axis)  # type: ignore[attr-defined]
         return reduced
-    if not is_simulated and are_known(placements):
+    if not is_simulated and plans_support(placements):
         return move(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True)
     return _redistribute_local_tensor(
         local_tensor,
@@ -346,13 +346,13 @@ def local_results(
     schema = op_info.output_sharding.redistribute_schema
     if schema is not None and op_info.output_sharding.needs_redistribute:
         if view_writeback.writes_to_list(op_call):
-            return _written_list(self, op_call, args, op_info)
+            return _run_writing_list(self, op_call, args, op_info)
         if view_writeback.writes_to_first(op_call):
-            return _written_first(self, op_call, args, op_info)
+            return _run_writing_first(self, op_call, args, op_info)
     return _run(self, op_call, args, op_info)
 
 
-def _written_first(
+def _run_writing_first(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
     """Runs an in-place operator. A tensor that it overwrites without reading is not moved first."""
@@ -360,20 +360,20 @@ def _written_first(
     wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[0]
     if not isinstance(held, DTensorSpec) or held.placements == wanted.placements:
         return _run(self, op_call, args, op_info)
-    if not view_writeback.stays_as_it_is(held):
-        view_writeback.check_is_alone(op_call, args[0])
-    pending = pending_axes(held)
+    if not view_writeback.can_write_back(held):
+        view_writeback.check_shares_no_memory(op_call, args[0])
+    pending = partial_axes(held)
     is_overwritten = view_writeback.overwrites(op_call)
     if not is_overwritten or with_replicated(held, pending).placements != wanted.placements:
         return _run(self, op_call, args, op_info)
     local = op_info.local_args[0]
     op_info.flat_args_schema[0] = wanted
     results = _run(self, op_call, args, op_info)
-    view_writeback.first_moved(op_call, local, held, local, wanted)
+    view_writeback.write_back_or_register(op_call, local, held, local, wanted)
     return results
 
 
-def _written_list(
+def _run_writing_list(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
     """Runs an operator on lists, the first of which it writes to."""
@@ -383,7 +383,7 @@ def _written_list(
     if specs == wanted:
         return _run(self, op_call, args, op_info)
     results = _local_results(self, op_call, args, op_info)
-    view_writeback.bring_back_moved(held, specs, op_info.local_args[:count], wanted)
+    view_writeback.write_back_list(held, specs, op_info.local_args[:count], wanted)
     return results
 
 
@@ -394,14 +394,16 @@ def _run(
     held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
-        op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
+        op_info.local_kwargs = keyword_tensors.redistribute(
+            schema, op_info.local_kwargs, redistribute_local_tensor
+        )
     if op_call in random_operators.OPERATORS:
         results = random_operators.local_results(self, op_call, op_info)
     if results is NotImplemented:
         results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
     if moved is not held and isinstance(spec, DTensorSpec):
-        view_writeback.first_moved(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
+        view_writeback.write_back_or_register(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
     return results
 
 

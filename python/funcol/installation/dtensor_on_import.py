@@ -1,4 +1,4 @@
-"""funcol put under DTensor and FSDP2 once a program has imported them.
+"""funcol installed under DTensor and FSDP2 once a program has imported them.
 
 Both import modules of funcol, which import DTensor: code of funcol that a program calls first imports DTensor
 before such a module, or the module would be imported again while it is not complete.
@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from .. import _build_info
-from ..collectives.import_hooks import PutOnImport
-from .patching import put_all
+from ..collectives.import_hooks import InstallOnImport
+from .patching import install_all
 
 _reasons: dict[str, str] = {}
 
 
 @contextmanager
-def left_to_pytorch(part: str) -> Iterator[None]:
+def fall_back_to_pytorch(part: str) -> Iterator[None]:
     """Suppresses the error of a block that replaces ``part`` of PyTorch, if the release is unknown."""
     try:
         yield
@@ -36,44 +36,44 @@ def left_to_pytorch(part: str) -> Iterator[None]:
         _reasons[part] = f"{type(error).__name__}: {error}"
 
 
-def reasons() -> dict[str, str]:
+def fallback_reasons() -> dict[str, str]:
     """Returns the parts of PyTorch that could not be replaced, and the errors."""
     return dict(_reasons)
 
 
-def _start_dtensor(_tensor: Any) -> Callable[[], None]:
-    with left_to_pytorch("DTensor and FSDP2"):
+def _install_dtensor(_tensor: Any) -> Callable[[], None]:
+    with fall_back_to_pytorch("DTensor and FSDP2"):
         from . import install_dtensor
 
-        return install_dtensor.put()
+        return install_dtensor.install()
     return lambda: None
 
 
-def _start_fully_shard(_fully_shard: Any) -> Callable[[], None]:
-    with left_to_pytorch("FSDP2"):
+def _install_fully_shard(_fully_shard: Any) -> Callable[[], None]:
+    with fall_back_to_pytorch("FSDP2"):
         from . import fully_shard
 
-        return fully_shard.put()
+        return fully_shard.install()
     return lambda: None
 
 
-_under_dtensor = PutOnImport("torch.distributed.tensor", _start_dtensor)
+_dtensor_hook = InstallOnImport("torch.distributed.tensor", _install_dtensor)
 # FSDP2 imports DTensor: its part has to wait for it before that.
-_under_fully_shard = PutOnImport("torch.distributed.fsdp._fully_shard", _start_fully_shard)
+_fully_shard_hook = InstallOnImport("torch.distributed.fsdp._fully_shard", _install_fully_shard)
 
 
-def put() -> Callable[[], None]:
-    """Puts funcol under the modules that are imported now, and under the others as soon as they are. Returns
-    the function that undoes it."""
-    return put_all((_under_dtensor.put, _under_fully_shard.put))
+def install() -> Callable[[], None]:
+    """Installs funcol under the modules that are imported now, and under the others as soon as they are.
+    Returns the function that undoes it."""
+    return install_all((_dtensor_hook.install, _fully_shard_hook.install))
 
 
-remove_fully_shard = _under_fully_shard.take
+remove_fully_shard = _fully_shard_hook.remove
 
 
 def is_under_dtensor() -> bool:
     """Returns true if funcol is under DTensor now, which the program has imported."""
-    return _under_dtensor.is_put()
+    return _dtensor_hook.is_installed()
 
 
 @functools.cache
@@ -82,11 +82,11 @@ def report_unknown_release() -> None:
     if _build_info.TORCH_IS_SUPPORTED:
         return
     left: list[str] = []
-    with left_to_pytorch("FSDP2"):
+    with fall_back_to_pytorch("FSDP2"):
         importlib.import_module("torch.distributed.fsdp")  # funcol comes under it
         from . import fully_shard
 
-        left = fully_shard.taken_over()[1]
+        left = fully_shard.replaced_and_unsupported()[1]
     what = f"all functions of {' and '.join(_reasons)} are" if _reasons else f"{len(left)} functions are"
     print(
         f"funcol does not know PyTorch {torch.__version__}: {what} left to PyTorch "

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 
-from ..collectives.import_hooks import PutOnImport
+from ..collectives.import_hooks import InstallOnImport
 from . import patching
 
 
@@ -29,15 +29,15 @@ pytree.register_pytree_node(
 )
 
 
-def _start(flat_apply: Any) -> Callable[[], None]:
+def _install_into(flat_apply: Any) -> Callable[[], None]:
     theirs = vars(flat_apply).get("to_graphable")
-    stock = patching.copied(theirs)
+    stock = patching.copy_function(theirs)
 
     def to_graphable(stuff: Any) -> Any:
         """Replaces ``torch._higher_order_ops.flat_apply.to_graphable``."""
         return stock(pytree.tree_map_only(DTensorSpec, _Constant, stuff))
 
-    return patching.redirected(theirs, to_graphable)
+    return patching.redirect(theirs, to_graphable)
 
 
-put = PutOnImport("torch._higher_order_ops.flat_apply", _start).put
+install = InstallOnImport("torch._higher_order_ops.flat_apply", _install_into).install

@@ -56,28 +56,28 @@ def _places(name: str) -> list[tuple[Any, str]]:
     return [(owner, method) for owner in dict.fromkeys(vars(module)[first] for module in modules)]
 
 
-def _found(name: str) -> list[Any]:
+def _occurrences(name: str) -> list[Any]:
     """Returns the function ``name`` at each of its places."""
     nothing = object()
     found = [inspect.getattr_static(owner, attribute, nothing) for owner, attribute in _places(name)]
     return [value for value in found if value is not nothing]
 
 
-def looked_up(name: str) -> Any:
+def find_decorated(name: str) -> Any:
     """Returns the function ``name`` of FSDP2, a name or ``Class.method``, in its decorators; ``None`` if this
     release has none."""
-    found = _found(name)
+    found = _occurrences(name)
     return found[0] if found else None
 
 
 def _function(name: str) -> Any:
     """Returns PyTorch's function ``name`` without its decorators; ``None`` if this release has none,
-    ``patching.NOT_PYTORCHS`` if a program has replaced it in some place."""
-    found = _found(name)
+    ``patching.NOT_FROM_PYTORCH`` if a program has replaced it in some place."""
+    found = _occurrences(name)
     if not found:
         return None
     is_one = all(value is found[0] for value in found)
-    return patching.own_function_as_written(found[0]) if is_one else patching.NOT_PYTORCHS
+    return patching.own_function_as_written(found[0]) if is_one else patching.NOT_FROM_PYTORCH
 
 
 def _is_known(name: str) -> bool:
@@ -106,7 +106,7 @@ def _wrapped_hooks() -> list[str]:
     """Returns the hooks that have a wrapper of known source around them, and no other wrapper."""
     wrappers = [_function(name) for name in HOOK_WRAPPERS if _is_known(name)]
     codes = [code for wrapper in wrappers if wrapper is not None for code in wrapper.__code__.co_consts]
-    return [name for name in HOOKS if getattr(looked_up(name), "__code__", None) in codes]
+    return [name for name in HOOKS if getattr(find_decorated(name), "__code__", None) in codes]
 
 
 def _has_own_record_function() -> bool:
@@ -115,7 +115,7 @@ def _has_own_record_function() -> bool:
     ranges = found.pop()
     return not found and all(
         (ranges.__module__, ranges.__qualname__) == ("torch.autograd.profiler", "record_function")
-        and patching.is_pytorchs(vars(ranges)[name].__code__)
+        and patching.is_from_pytorch(vars(ranges)[name].__code__)
         for name in ("__init__", "__enter__", "__exit__")
     )
 
@@ -128,61 +128,66 @@ def _replaceable() -> list[str]:
         name
         for name in REPLACED
         if _function(name) is not None
-        and all(map(_is_known, (name, *FUNCTIONS[name].passes_by)))
+        and all(map(_is_known, (name, *FUNCTIONS[name].bypasses)))
         and (may_omit_ranges or not FUNCTIONS[name].omits_ranges)
     ]
-    there = {name for name in REPLACED if _found(name)}
+    existing = {name for name in REPLACED if _occurrences(name)}
     while True:
-        left = there.difference(names)
-        kept = [name for name in names if left.isdisjoint(FUNCTIONS[name].passes_by)]
+        left = existing.difference(names)
+        kept = [name for name in names if left.isdisjoint(FUNCTIONS[name].bypasses)]
         if len(kept) == len(names):
             return names
         names = kept
 
 
-def taken_over() -> tuple[list[str], list[str]]:
+def _bypassed_by(names: Iterable[str]) -> Iterable[str]:
+    """Returns the functions that the replacements of the functions ``names`` bypass."""
+    return dict.fromkeys(bypassed for name in names for bypassed in FUNCTIONS[name].bypasses)
+
+
+def replaced_and_unsupported() -> tuple[list[str], list[str]]:
     """Returns the names of functions that funcol replaces in this release, and of those only in others."""
-    taken = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
-    return taken, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in taken]
+    replaced = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
+    return replaced, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in replaced]
 
 
-def not_pytorchs() -> list[str]:
+def patched_by_programs() -> list[str]:
     """Returns the names of the functions that programs replaced or wrapped before funcol was installed."""
     if _replaced_now:
-        return list(_not_pytorchs_then)
-    names = dict.fromkeys([*REPLACED, *(passed for name in REPLACED for passed in FUNCTIONS[name].passes_by)])
-    found = [name for name in names if _function(name) is patching.NOT_PYTORCHS]
+        return list(_patched_before_install)
+    names = dict.fromkeys([*REPLACED, *_bypassed_by(REPLACED)])
+    found = [name for name in names if _function(name) is patching.NOT_FROM_PYTORCH]
     return [*found, *([] if _has_own_record_function() else ["record_function"])]
 
 
 # Both are set while funcol is under FSDP2: replaced functions cannot be recognized by their sources.
 _replaced_now: list[str] = []
-_not_pytorchs_then: list[str] = []
+_patched_before_install: list[str] = []
 
 
-def put() -> Callable[[], None]:
-    """Puts funcol under FSDP2. Returns the function that undoes it."""
+def install() -> Callable[[], None]:
+    """Installs funcol under FSDP2. Returns the function that undoes it."""
     names, hooks = _replaceable(), _wrapped_hooks()
     with ExitStack() as undo:
-        _hand_over(names)
-        _not_pytorchs_then[:] = not_pytorchs()
+        _register_with_cpp(names)
+        _patched_before_install[:] = patched_by_programs()
         _replaced_now[:] = dict.fromkeys([*names, *hooks])
         undo.callback(_replaced_now.clear)
         for name in names:
             ours = FUNCTIONS[name].replacement
             assert ours is not None
-            undo.callback(patching.replaced(_function(name), ours))
+            undo.callback(patching.replace(_function(name), ours))
         for name in hooks:
-            undo.callback(patching.called_directly(looked_up(name), _is_outside_dynamo))
-        for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
-            undo.callback(patching.entered_if(function, torch.is_grad_enabled))
+            undo.callback(patching.call_directly(find_decorated(name), _is_outside_dynamo))
+        for function in filter(patching.is_in_context, map(find_decorated, WITHOUT_GRADIENTS)):
+            undo.callback(patching.enter_context_if(function, torch.is_grad_enabled))
         namespace = vars(_fsdp_param_group)
         if namespace["record_function"] is torch.profiler.record_function:
-            undo.callback(patching.entered(namespace, {"record_function": calls.record_function}))
+            undo.callback(patching.set_entries(namespace, {"record_function": calls.record_function}))
         return undo.pop_all().close
 
 
-def _hand_over(replaced: Iterable[str]) -> None:
+def _register_with_cpp(replaced: Iterable[str]) -> None:
     """Registers FSDP2's classes with C++, and the functions that C++ bypasses unless a program replaces
     one."""
 
@@ -195,23 +200,22 @@ def _hand_over(replaced: Iterable[str]) -> None:
         ]
 
     ranges = [(_fsdp_param_group, calls.record_function), (torch.profiler, torch.profiler.record_function)]
-    passed_by = dict.fromkeys(passed for name in replaced for passed in FUNCTIONS[name].passes_by)
     states = _fsdp_param.ShardedState
     group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
-    _C.know_fully_shard(
+    _C.register_fully_shard(
         (group, param),
         (states.SHARDED, states.SHARDED_POST_FORWARD, states.UNSHARDED),
         (_fsdp_param.alloc_storage, _fsdp_param.free_storage),
         nn.Module.__setattr__,
         [
-            *values(name for name in passed_by if name not in COLLECTIVES),
+            *values(name for name in _bypassed_by(replaced) if name not in COLLECTIVES),
             *switches(),
             *((owner, "record_function", value) for owner, value in ranges if _has_own_record_function()),
         ],
         values(COLLECTIVES),
         [(owner, name, _own_stream(owner, name)) for owner, name in _CPU_STREAMS],
         {
-            name: (_methods(group, FUNCTIONS[name].passes_by), _methods(param, FUNCTIONS[name].passes_by))
+            name: (_methods(group, FUNCTIONS[name].bypasses), _methods(param, FUNCTIONS[name].bypasses))
             for name in replaced
         },
     )
@@ -234,7 +238,7 @@ def _own_stream(owner: Any, name: str) -> Any:
         found.__module__ == torch.cpu.__name__
         if isinstance(found, type)
         else isinstance(found, FunctionType)
-        and patching.is_pytorchs(found.__code__)
+        and patching.is_from_pytorch(found.__code__)
         and not hasattr(found, "__wrapped__")
     )
-    return found if is_own else patching.NOT_PYTORCHS
+    return found if is_own else patching.NOT_FROM_PYTORCH

@@ -5,7 +5,7 @@ Each function here has the signature and results of PyTorch's function that it r
 other dims than 0, partial sums of replicas, and under modes, transforms, logs and profilers. C++ does the
 work of a group of parameters in one call, on the streams and after the events of PyTorch's function.
 
-This module imports FSDP2. :mod:`funcol.installation.fully_shard` puts the replacements in place.
+This module imports FSDP2. :mod:`funcol.installation.fully_shard` installs the replacements.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ class Function(NamedTuple):
 
     ``digests`` are those of the sources that funcol was written for, of all PyTorch releases. ``replacement``
     has the function's signature and returns ``NotImplemented`` for a call that PyTorch's own function has to
-    run. ``passes_by`` names the functions that PyTorch's function calls and the replacement does not. A
+    run. ``bypasses`` names the functions that PyTorch's function calls and the replacement does not. A
     replacement that ``omits_ranges`` makes no ranges of ``record_function`` unless a profiler sees them.
     """
 
     digests: tuple[str, ...]
     replacement: Callable[..., Any] | None = None
-    passes_by: tuple[str, ...] = ()
+    bypasses: tuple[str, ...] = ()
     omits_ranges: bool = False
 
     def has_source_of(self, found: Any) -> bool:

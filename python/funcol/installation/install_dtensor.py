@@ -1,4 +1,4 @@
-"""funcol under PyTorch's DTensor: :func:`funcol.install` calls :func:`put`."""
+"""funcol under PyTorch's DTensor: :func:`funcol.install` calls :func:`install`."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ _PLACEMENTS: list[Any] = [Replicate, Shard, Partial]  # _StridedShard has a meth
 _INLINED = {dtensor.to_local, dtensor.from_local, dtensor.redistribute, dtensor.full_tensor}
 
 
-def taken_over() -> list[str]:
+def replaced_functions() -> list[str]:
     """Returns the names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
     own = [patching.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
-    names = [getattr(one, "__qualname__", patching.described(one)) for one in own]
+    names = [getattr(one, "__qualname__", patching.describe(one)) for one in own]
     return [*names, "OpDispatcher.sharding_propagator"]
 
 
-def _put_comparisons() -> Callable[[], None]:
+def _install_comparisons() -> Callable[[], None]:
     """Makes specs compare and hash in C++, and placements compare, where no program has replaced the methods.
     Returns the function that undoes it."""
     undo = ExitStack()
@@ -80,15 +80,15 @@ def _put_comparisons() -> Callable[[], None]:
     return undo.close
 
 
-def put() -> Callable[[], None]:
-    """Puts funcol under DTensor. Returns the function that undoes it."""
+def install() -> Callable[[], None]:
+    """Installs funcol under DTensor. Returns the function that undoes it."""
     with ExitStack() as undo:
-        passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
-        for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
-            if not replaced:
-                redirect = patching.inlined if ours in _INLINED else patching.redirected
+        patches = [user_patches.bypassed_by_replacement(theirs) for theirs, _ in _FUNCTIONS]
+        for (theirs, ours), bypassed in zip(_FUNCTIONS, patches, strict=True):
+            if not bypassed:
+                redirect = patching.inline if ours in _INLINED else patching.redirect
                 undo.callback(redirect(theirs, ours))
-        _put_propagator(DTensor._op_dispatcher, undo)
+        _install_propagator(DTensor._op_dispatcher, undo)
         parts = (
             operators,
             random_operators,
@@ -99,20 +99,20 @@ def put() -> Callable[[], None]:
             local_maps,
             tensor_parallel,
         )
-        undo.callback(patching.put_all((*(part.put for part in parts), _put_comparisons)))
+        undo.callback(patching.install_all((*(part.install for part in parts), _install_comparisons)))
         return undo.pop_all().close
 
 
-def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
+def _install_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
     theirs = dispatcher.sharding_propagator
     if type(theirs) is not StockPropagator or user_patches.in_propagator():
         return
     ours = InstalledPropagator(theirs)
 
-    undo.callback(_compat.candidates_in_order(theirs))
-    for forget in (_compat.forget_decisions, ours.cache_clear, ours._keywords.undo):
+    undo.callback(_compat.sort_candidate_placements(theirs))
+    for forget in (_compat.forget_decisions, ours.cache_clear, ours._info_tables.undo):
         undo.callback(forget)
     undo.callback(patching.set_attribute(dispatcher, "sharding_propagator", ours))
-    undo.callback(operators.put_convolutions(dispatcher, ours))
-    undo.callback(native_operators.put(dispatcher, ours))
+    undo.callback(operators.install_convolutions(dispatcher, ours))
+    undo.callback(native_operators.install(dispatcher, ours))
     _compat.forget_decisions()

@@ -23,37 +23,37 @@ _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # Dispatch keys of the devices that funcol has kernels for, as the dispatcher writes them.
 _KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]")
 # Places where PyTorch and funcol register kernels.
-_KNOWN = (
+_KNOWN_PLACES = (
     "/torch/csrc/",
     *(f"/csrc/ops/{name}.cpp" for name in ("core_kernels", "point_to_point", "results")),
 )
 _INACTIVE = " (inactive)"
 
 
-def of_programs() -> list[str]:
+def ops_with_program_kernels() -> list[str]:
     """Returns the operators that programs gave kernels of their own."""
     return [
         op
-        for op in (*_functional(), *_of_c10d())
-        if any(_is_of_a_program(line) for line in torch._C._dispatch_dump(op).splitlines())
+        for op in (*_functional_ops(), *_c10d_ops())
+        if any(_is_program_kernel(line) for line in torch._C._dispatch_dump(op).splitlines())
     ]
 
 
-def _functional() -> list[str]:
+def _functional_ops() -> list[str]:
     return [op for op in _C.ops_with_core_kernels() if op.split("::")[0] in _NAMESPACES]
 
 
 @functools.cache
-def _of_c10d() -> list[str]:
+def _c10d_ops() -> list[str]:
     return [op for op in torch._C._dispatch_get_all_op_names() if op.startswith("c10d::")]
 
 
-def _is_of_a_program(line: str) -> bool:
+def _is_program_kernel(line: str) -> bool:
     key, _, place = line.partition(": registered at ")
-    return key.removesuffix(_INACTIVE) in _KEYS and not any(known in place for known in _KNOWN)
+    return key.removesuffix(_INACTIVE) in _KEYS and not any(known in place for known in _KNOWN_PLACES)
 
 
-def _is_about_core(args: tuple[Any, ...]) -> bool:
+def _concerns_core_ops(args: tuple[Any, ...]) -> bool:
     """Returns true if ``args``, of a method of a ``Library`` or of its finalizer, name PyTorch's
     collectives."""
     names = getattr(args[0], "ns", None)
@@ -62,9 +62,9 @@ def _is_about_core(args: tuple[Any, ...]) -> bool:
     return any(key.split("/")[0] in (*_NAMESPACES, "c10d") for key in args[1])
 
 
-def put() -> Callable[[], None]:
-    """Puts funcol's kernels in the place of PyTorch's. Returns the function that undoes it."""
-    return _KernelsInPlace().undo
+def install() -> Callable[[], None]:
+    """Installs funcol's kernels in place of PyTorch's. Returns the function that undoes it."""
+    return _InstalledKernels().undo
 
 
 def _forget_kernels() -> None:
@@ -76,42 +76,42 @@ def _forget_kernels() -> None:
             packet.default._uncache_dispatch(key)
 
 
-class _KernelsInPlace:
-    """funcol's kernels of PyTorch's operators other than :func:`of_programs`, until :meth:`undo`."""
+class _InstalledKernels:
+    """funcol's kernels of PyTorch's operators, except :func:`ops_with_program_kernels`; :meth:`undo` ends."""
 
     def __init__(self) -> None:
-        self._left: list[str] = []
+        self._excluded: list[str] = []
         with ExitStack() as undo:
-            undo.callback(self._take)
-            self._put(of_programs())
+            undo.callback(self._remove)
+            self._install(ops_with_program_kernels())
             for path in ("Library.impl", "Library._destroy", "_del_library"):
-                theirs = patching.looked_up(torch.library, path)
+                theirs = patching.find_function(torch.library, path)
                 if patching.is_own(theirs):
-                    ours = self._then_looks_again(patching.copied(theirs))
-                    undo.callback(patching.redirected(theirs, ours))
+                    ours = self._then_update(patching.copy_function(theirs))
+                    undo.callback(patching.redirect(theirs, ours))
             self.undo = undo.pop_all().close
 
-    def _then_looks_again(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _then_update(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            matters = _is_about_core(args)
+            matters = _concerns_core_ops(args)
             result = stock(*args, **kwargs)
-            left = of_programs() if matters else self._left
-            if left != self._left:
+            excluded = ops_with_program_kernels() if matters else self._excluded
+            if excluded != self._excluded:
                 _C.remove_core_kernels()
-                self._put(left)
+                self._install(excluded)
             return result
 
         return call
 
-    def _put(self, left: list[str]) -> None:
-        self._left = left
-        is_below = any(op in _of_c10d() for op in left)
-        _C.install_core_kernels(_functional() if is_below else left)
-        _C.set_ops_are_replaced(bool(left))
+    def _install(self, excluded: list[str]) -> None:
+        self._excluded = excluded
+        is_below = any(op in _c10d_ops() for op in excluded)
+        _C.install_core_kernels(_functional_ops() if is_below else excluded)
+        _C.set_ops_are_replaced(bool(excluded))
         _C.set_c10d_ops_are_replaced(is_below)
         _forget_kernels()
 
-    def _take(self) -> None:
+    def _remove(self) -> None:
         _C.set_ops_are_replaced(False)
         _C.set_c10d_ops_are_replaced(False)
         _C.remove_core_kernels()

@@ -19,19 +19,19 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..collectives.functions import all_reduce
-from ..collectives.import_hooks import PutOnImport
+from ..collectives.import_hooks import InstallOnImport
 from ..local_map.regions import cuts_of, num_pieces, uneven_dims
 from ..redistribution.meshes import simulates_ranks
-from ..redistribution.specs import dense_strides_like, placed
+from ..redistribution.specs import dense_strides_like, with_placements
 from . import patching
 
 
-def _start(func_map: Any) -> Callable[[], None]:
+def _install_into(func_map: Any) -> Callable[[], None]:
     own = patching.own_function(vars(func_map).get("_local_map_wrapped"))
-    return patching.replaced(own, functools.partial(_mapped, patching.copied(own)))
+    return patching.replace(own, functools.partial(_run_local_map, patching.copy_function(own)))
 
 
-def _mapped(stock: Any, *given: Any, **kwargs: Any) -> Any:
+def _run_local_map(stock: Any, *given: Any, **kwargs: Any) -> Any:
     """Replaces ``_local_map_wrapped``; ``given`` are the function, its options, and then the arguments."""
     num_options = stock.__code__.co_argcount
     _, _, in_placements, *_ = given[:num_options]
@@ -52,7 +52,7 @@ def _uneven_axes(arguments: list[Any], in_placements: Any) -> set[int]:
         if isinstance(argument, DTensor):
             given = in_placements[number] if in_placements is not None else None
             spec = argument._spec
-            specs.append(placed(spec, spec.mesh, tuple(given)) if given else spec)
+            specs.append(with_placements(spec, spec.mesh, tuple(given)) if given else spec)
     return {axis for dim in uneven_dims(specs) for axis in dim.axes}
 
 
@@ -81,4 +81,4 @@ def _total(size: int, mesh: DeviceMesh, axes: tuple[int, ...]) -> int:
     return int(total)
 
 
-put = PutOnImport("torch.distributed.tensor.experimental._func_map", _start).put
+install = InstallOnImport("torch.distributed.tensor.experimental._func_map", _install_into).install

@@ -22,7 +22,7 @@ from torch.utils import _foreach_utils
 from .. import _C
 from . import patching
 
-_total_norm: Any = patching.copied(clip_grad._get_total_norm)
+_total_norm: Any = patching.copy_function(clip_grad._get_total_norm)
 
 
 def _by_mesh(tensors: Iterable[Tensor | None]) -> dict[DeviceMesh | None, list[int]]:
@@ -46,7 +46,7 @@ class _Kind(tuple[Any, ...]):
     __hash__ = object.__hash__
 
 
-def _grouped(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> Any:
+def _group_by_kind_and_mesh(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> Any:
     """Replaces ``torch.utils._foreach_utils._group_tensors_by_device_and_dtype``."""
     if torch.compiler.is_compiling() or not tensorlistlist or not _is_mixed(tensorlistlist[0]):
         return NotImplemented
@@ -88,13 +88,13 @@ def _norm(
     return _total_norm(norms, float(norm_type) or 1.0, error_if_nonfinite, foreach)
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Installs both functions, each unless a program has replaced PyTorch's. Returns the function that undoes
     it."""
     pairs = (
         (clip_grad._get_total_norm, _norm),
-        (_foreach_utils._group_tensors_by_device_and_dtype, _grouped),
+        (_foreach_utils._group_tensors_by_device_and_dtype, _group_by_kind_and_mesh),
     )
-    return patching.put_all(
-        partial(patching.replaced, patching.own_function(theirs), ours) for theirs, ours in pairs
+    return patching.install_all(
+        partial(patching.replace, patching.own_function(theirs), ours) for theirs, ours in pairs
     )

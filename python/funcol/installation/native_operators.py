@@ -17,10 +17,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import random_operators, user_patches, view_writeback
-from .propagation import as_pytorchs, is_shape_error
+from .propagation import as_pytorch_error, is_shape_error
 
 
-def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
+def install(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     """Handles the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
     it."""
 
@@ -31,9 +31,9 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         except Exception as error:
             if not is_shape_error(error):
                 raise
-            return as_pytorchs(error, schema)
+            return as_pytorch_error(error, schema)
 
-    def ask(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
+    def query_rule(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
         return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
 
     _C.install_native_operators(
@@ -43,10 +43,10 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         view_writeback.open_copies,
         decide,
         draw,
-        random_operators.dispatched,
+        random_operators.dispatch,
         lambda: not user_patches.in_dispatcher(),
-        ask,
-        *propagator.parts_in_cpp(),
+        query_rule,
+        *propagator.engine_and_rules(),
     )
     return _C.remove_native_operators
 

@@ -46,7 +46,7 @@ from .. import _C
 from ..redistribution.meshes import simulates_ranks
 from ..sharding.op_schemas import is_sharded, uneven_axes
 from ..sharding.propagation import ShardingPropagator, is_pytorch_tracing
-from .patching import entered
+from .patching import set_entries
 from .view_writeback import overloads, writes_to_first
 
 Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -71,7 +71,7 @@ _BACKWARD = (
 _MEAN, _SUM = 1, 2
 
 # PyTorch's handlers of the operators here, while funcol's replace them.
-_theirs: dict[OpOverload, Handler] = {}
+_pytorch_handlers: dict[OpOverload, Handler] = {}
 
 
 def handlers() -> dict[OpOverload, Handler]:
@@ -80,7 +80,7 @@ def handlers() -> dict[OpOverload, Handler]:
     return table  # type: ignore[no-any-return]
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Registers the handlers, except for operators that programs have given handlers. Returns the function
     that undoes it."""
     before = handlers()
@@ -89,17 +89,17 @@ def put() -> Callable[[], None]:
         for op, ours in _HANDLERS.items()
         if op not in before or before[op].__module__.startswith("torch.")
     }
-    _theirs.update({op: before[op] for op in ours if op in before})
-    undo = entered(before, ours)
+    _pytorch_handlers.update({op: before[op] for op in ours if op in before})
+    undo = set_entries(before, ours)
 
-    def take() -> None:
-        _theirs.clear()
+    def remove() -> None:
+        _pytorch_handlers.clear()
         undo()
 
-    return take
+    return remove
 
 
-def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs ``op`` as DTensor's dispatcher runs operators without a handler."""
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
@@ -118,34 +118,34 @@ def _loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = arguments_of(op, args, kwargs)
     if call["reduction"] == _MEAN and any(uneven_axes(spec) for spec in _specs(call)):
         return op(**{**call, "reduction": _SUM}) / _num_elements(call)
-    return dispatched(op, args, kwargs)
+    return dispatch(op, args, kwargs)
 
 
-def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _loss_backward(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = arguments_of(op, args, kwargs)
     if call["reduction"] == _MEAN and any(is_sharded(spec) for spec in _specs(call)):
         gradient = call["grad_output"] / _num_elements(call)
         return op(**{**call, "grad_output": gradient, "reduction": _SUM})
-    return dispatched(op, args, kwargs)
+    return dispatch(op, args, kwargs)
 
 
-def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _argmax_or_argmin(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = arguments_of(op, args, kwargs)
     (spec,) = _specs(call)
     axes = [axis for axis, placement in enumerate(spec.placements) if placement.is_shard()]
     in_order = all(spec.placements[axis].is_shard(0) for axis in axes) and len(axes) < 2
-    theirs = _theirs.get(op, dispatched)
+    theirs = _pytorch_handlers.get(op, dispatch)
     if axes and (_leaves_some_empty(spec) or (call["dim"] is None and not in_order)):
-        return dispatched(op, args, kwargs)
+        return dispatch(op, args, kwargs)
     return theirs(op, args, kwargs)
 
 
-def _strided(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_strided(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = arguments_of(op, args, kwargs)["self"]
     is_replicated = all(placement.is_replicate() for placement in tensor.placements)
     if is_replicated and tensor._local_tensor.stride() == tensor.stride():
-        return dispatched(op, args, kwargs)
-    return _theirs[op](op, args, kwargs)
+        return dispatch(op, args, kwargs)
+    return _pytorch_handlers[op](op, args, kwargs)
 
 
 def _leaves_some_empty(spec: Any) -> bool:
@@ -203,7 +203,7 @@ def _view_in_place(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     return return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]
 
 
-def _look_up(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _embedding_or_gather(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     dispatcher.sharding_propagator.propagate(info)
@@ -212,11 +212,11 @@ def _look_up(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     masks = _masks_of_call(spec)
     if masks:
         schema = sharding.redistribute_schema
-        arguments = tuple(_with(argument, masks) for argument in schema.args_schema)
+        arguments = tuple(_with_placements(argument, masks) for argument in schema.args_schema)
         info.output_sharding = dataclasses.replace(
             sharding, redistribute_schema=dataclasses.replace(schema, args_schema=arguments)
         )
-        spec = _with(spec, {mask: Partial(own.reduce_op) for mask, own in masks.items()})
+        spec = _with_placements(spec, {mask: Partial(own.reduce_op) for mask, own in masks.items()})
     result = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
     for own in masks.values():
         if own.mask_buffer.data is not None:  # a rank outside of the mesh has none
@@ -236,7 +236,7 @@ def _masks_of_call(spec: Any) -> dict[Placement, _MaskPartial]:
     }
 
 
-def _with(spec: Any, replaced: dict[Any, Any]) -> Any:
+def _with_placements(spec: Any, replaced: dict[Any, Any]) -> Any:
     """Returns ``spec`` with placements replaced; any other argument as it is."""
     if not isinstance(spec, DTensorSpec):
         return spec
@@ -247,14 +247,14 @@ def _with(spec: Any, replaced: dict[Any, Any]) -> Any:
 
 _HANDLERS: dict[OpOverload, Handler] = {
     **dict.fromkeys(_VIEWS, _view_in_place),
-    **dict.fromkeys(_NAMED_LIKE_IN_PLACE, dispatched),
-    aten.as_strided.default: _strided,
+    **dict.fromkeys(_NAMED_LIKE_IN_PLACE, dispatch),
+    aten.as_strided.default: _as_strided,
     **dict.fromkeys(_FORWARD, _loss),
-    **dict.fromkeys(_BACKWARD, _gradient),
-    aten.argmax.default: _place_of_extreme,
-    aten.argmin.default: _place_of_extreme,
-    aten.embedding.default: _look_up,
-    aten.gather.default: _look_up,
+    **dict.fromkeys(_BACKWARD, _loss_backward),
+    aten.argmax.default: _argmax_or_argmin,
+    aten.argmin.default: _argmax_or_argmin,
+    aten.embedding.default: _embedding_or_gather,
+    aten.gather.default: _embedding_or_gather,
 }
 
 
@@ -263,11 +263,11 @@ _HANDLERS: dict[OpOverload, Handler] = {
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def put_convolutions(dispatcher: OpDispatcher, propagator: ShardingPropagator) -> Callable[[], None]:
+def install_convolutions(dispatcher: OpDispatcher, propagator: ShardingPropagator) -> Callable[[], None]:
     """Registers handlers of both operators, if PyTorch has handlers. Returns the function that undoes it."""
     theirs = handlers()
     ours = {op: _convolution(dispatcher, propagator, theirs[op]) for op in _CONVOLUTIONS if op in theirs}
-    return entered(theirs, ours)
+    return set_entries(theirs, ours)
 
 
 def _convolution(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: Handler) -> Handler:
@@ -303,7 +303,7 @@ def _exchanges_borders(
     and windows that reach as far to the left as to the right, no farther than into the next strip.
 
     In older PyTorch releases, PyTorch's rule leads here. In newer ones it does not, and treats a strip as a
-    whole image.
+    full image.
     """
     if not (isinstance(images, DTensor) and isinstance(weight, DTensor)) or transposed or images.dim() != 4:
         return False

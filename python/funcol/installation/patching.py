@@ -69,33 +69,33 @@ def own_function(found: Any) -> Any:
     return innermost if is_own(innermost) else None
 
 
-NOT_PYTORCHS = object()
+NOT_FROM_PYTORCH = object()
 """In the place of a function that a program has replaced."""
 
 
 def own_function_as_written(found: Any) -> Any:
     """Returns PyTorch's own function in ``found``, behind no more decorators than its source has, all of them
-    PyTorch's; :data:`NOT_PYTORCHS` if a program has put something in its place or around it."""
+    PyTorch's; :data:`NOT_FROM_PYTORCH` if a program has put something in its place or around it."""
     *decorators, innermost = _layers(found)
     is_as_written = (
         is_own(innermost)
         and all(
             isinstance(one, (staticmethod, classmethod, property))
-            or (isinstance(one, FunctionType) and is_pytorchs(one.__code__))
+            or (isinstance(one, FunctionType) and is_from_pytorch(one.__code__))
             for one in decorators
         )
         and len(decorators) <= num_decorators(innermost.__code__)
     )
-    return innermost if is_as_written else NOT_PYTORCHS
+    return innermost if is_as_written else NOT_FROM_PYTORCH
 
 
-_ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
+_PYTORCH_FILES = (str(Path(torch.__file__).parent), contextlib.__file__)
 
 
-def is_pytorchs(code: CodeType) -> bool:
+def is_from_pytorch(code: CodeType) -> bool:
     """Returns true if ``code`` comes from a file of PyTorch, or from ``contextlib``, by which PyTorch makes
     contexts."""
-    return code.co_filename.startswith(_ROOTS)
+    return code.co_filename.startswith(_PYTORCH_FILES)
 
 
 def own_function_of(module: ModuleType, name: str) -> Any:
@@ -136,7 +136,7 @@ def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
     return codes
 
 
-def looked_up(module: ModuleType, path: str) -> Any:
+def find_function(module: ModuleType, path: str) -> Any:
     """Returns the function ``path``, a name or ``Class.method``, of ``module``; ``None`` if it has none."""
     first, _, method = path.partition(".")
     found = vars(module).get(first)
@@ -147,7 +147,7 @@ def looked_up(module: ModuleType, path: str) -> Any:
     return found.fget if isinstance(found, property) else found
 
 
-_HERE = str(Path(__file__).parent)
+_OWN_FOLDER = str(Path(__file__).parent)
 
 
 def has_code(found: Any, codes: list[CodeType]) -> bool:
@@ -155,7 +155,7 @@ def has_code(found: Any, codes: list[CodeType]) -> bool:
     redirects it."""
     while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
-        if code in codes or (code is not None and code.co_filename.startswith(_HERE)):
+        if code in codes or (code is not None and code.co_filename.startswith(_OWN_FOLDER)):
             return True
         wrapped = getattr(found, "__wrapped__", None)
         if wrapped is None or not _is_from_decorator(found):
@@ -172,7 +172,7 @@ def _is_from_decorator(found: Any) -> bool:
     return module.split(".")[0] in ("torch", "contextlib", "functools", "typing_extensions", "warnings")
 
 
-def described(found: Any) -> str:
+def describe(found: Any) -> str:
     """Returns the module and name of ``found``, with which a program replaced a function of PyTorch."""
     while isinstance(found, partial):
         found = found.func
@@ -229,16 +229,16 @@ def _digest(source: bytes) -> str:
 # Replacements
 
 
-def put_all(puts: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
-    """Calls each of ``puts``, which replaces something and returns the function that undoes it. Returns the
-    function that undoes all of them, the last one first. If one fails, those before it are undone."""
+def install_all(installs: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
+    """Calls each of ``installs``, which replaces something and returns the function that undoes it. Returns
+    the function that undoes all of them, the last one first. If one fails, those before it are undone."""
     with ExitStack() as undo:
-        for put in puts:
-            undo.callback(put())
+        for install in installs:
+            undo.callback(install())
         return undo.pop_all().close
 
 
-def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
+def set_entries(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
     """Enters ``ours`` in ``table``. Returns the function that undoes it, where the table still has ours."""
     before = {key: table[key] for key in ours if key in table}
     table.update(ours)
@@ -272,7 +272,7 @@ def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def copied(function: Any) -> Any:
+def copy_function(function: Any) -> Any:
     """Returns a copy of PyTorch's own function in ``function``, which stays as it is when that is replaced;
     ``None`` for ``None``."""
     function = own_function(function) or function
@@ -291,7 +291,7 @@ def _copy(function: FunctionType) -> FunctionType:
     return copy
 
 
-def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
+def redirect(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes PyTorch's own function in ``function`` call ``ours``. Returns the function that undoes it.
 
     The function stays the same object, so all that hold it call ``ours``: modules that imported it by name,
@@ -301,20 +301,20 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     function = own_function(function)
     if function is None or function.__code__.co_freevars:
         return lambda: None
-    return _with_its_signature(function, _redirect.__code__, _funcol=ours)
+    return _swap_code_keeping_signature(function, _redirecting.__code__, _funcol=ours)
 
 
-def inlined(function: Any, ours: Any) -> Callable[[], None]:
+def inline(function: Any, ours: Any) -> Callable[[], None]:
     """Makes PyTorch's own function in ``function`` run the code of ``ours``, a frame and a dict less than
-    :func:`redirected`. Returns the function that undoes it.
+    :func:`redirect`. Returns the function that undoes it.
 
     ``ours`` refers only to builtins and to its keyword-only parameters, which have defaults. If the function
     has other parameters in this release, it is redirected.
     """
     own = own_function(function)
     if own is None or own.__code__.co_freevars or not _has_parameters_of(ours, own):
-        return redirected(function, ours)
-    return _with_its_signature(own, ours.__code__, **ours.__kwdefaults__)
+        return redirect(function, ours)
+    return _swap_code_keeping_signature(own, ours.__code__, **ours.__kwdefaults__)
 
 
 def _has_parameters_of(ours: FunctionType, theirs: FunctionType) -> bool:
@@ -328,27 +328,27 @@ def _has_parameters_of(ours: FunctionType, theirs: FunctionType) -> bool:
     )
 
 
-def replaced(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
+def replace(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function``, which has no closure, call ``ours``, and its own code where ``ours`` returns
     ``NotImplemented``. Returns the function that undoes it. Does nothing if ``function`` is ``None``."""
     if function is None:
         return lambda: None
-    return _with_its_signature(function, _replace.__code__, _funcol=ours, _stock=_copy(function))
+    return _swap_code_keeping_signature(function, _replacing.__code__, _funcol=ours, _stock=_copy(function))
 
 
-def _with_its_signature(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
+def _swap_code_keeping_signature(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
     signature = inspect.signature(function)
-    put_back = _swapped(function, code, **defaults)
+    restore = _swap_code(function, code, **defaults)
     function.__signature__ = signature
 
     def undo() -> None:
-        put_back()
+        restore()
         del function.__signature__
 
     return undo
 
 
-def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
+def _swap_code(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
     """Gives ``function`` the code ``code``, whose additional keywords are ``defaults``. Returns the function
     that undoes it."""
     own_code, own = function.__code__, function.__kwdefaults__
@@ -365,16 +365,16 @@ def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], Non
     return undo
 
 
-def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
+def _redirecting(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
     return _funcol(*args, **kwargs)
 
 
-def _replace(*args: Any, _funcol: Callable[..., Any], _stock: Callable[..., Any], **kwargs: Any) -> Any:
+def _replacing(*args: Any, _funcol: Callable[..., Any], _stock: Callable[..., Any], **kwargs: Any) -> Any:
     result = _funcol(*args, **kwargs)
     return _stock(*args, **kwargs) if result is NotImplemented else result
 
 
-def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
+def call_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
     """Makes ``wrapper``, whose closure is the function ``func``, call ``func`` directly where ``when()`` is
     true. Returns the function that undoes it. The wrapper stays the same object.
 
@@ -382,13 +382,13 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
     both where a graph that it has begun calls them.
     """
     assert wrapper.__code__.co_freevars == ("func",)
-    code = _direct_call(None).__code__
+    code = _calling_directly(None).__code__
     for skipped in (code, cast(FunctionType, when).__code__):
-        _begin_no_graph(skipped)
-    return _swapped(wrapper, code, _funcol=when, _stock=_copy(wrapper))
+        _skip_in_dynamo(skipped)
+    return _swap_code(wrapper, code, _funcol=when, _stock=_copy(wrapper))
 
 
-def _begin_no_graph(code: CodeType) -> None:
+def _skip_in_dynamo(code: CodeType) -> None:
     """Does the work of ``skip_code`` of ``torch._dynamo.eval_frame``, without importing Dynamo."""
     frames: Any = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(
@@ -396,7 +396,7 @@ def _begin_no_graph(code: CodeType) -> None:
     )
 
 
-def _direct_call(func: Any) -> FunctionType:
+def _calling_directly(func: Any) -> FunctionType:
     def call(*args: Any, _funcol: Callable[[], bool], _stock: Callable[..., Any], **kwargs: Any) -> Any:
         if _funcol():
             return func(*args, **kwargs)
@@ -411,14 +411,14 @@ def is_in_context(function: Any) -> bool:
     return code is not None and code.co_freevars == ("ctx_factory", "func")
 
 
-def entered_if(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
+def enter_context_if(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
     """Makes ``wrapper``, a function decorated with a context, enter the context only where ``when()`` is
     true. Returns the function that undoes it. The wrapper stays the same object."""
     assert is_in_context(wrapper)
-    return _swapped(wrapper, _context_if(None, None).__code__, _funcol=when)
+    return _swap_code(wrapper, _entering_context_if(None, None).__code__, _funcol=when)
 
 
-def _context_if(ctx_factory: Any, func: Any) -> FunctionType:
+def _entering_context_if(ctx_factory: Any, func: Any) -> FunctionType:
     def call(*args: Any, _funcol: Callable[[], bool], **kwargs: Any) -> Any:
         if _funcol():
             with ctx_factory():

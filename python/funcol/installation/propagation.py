@@ -43,7 +43,7 @@ MOST_DECISIONS_IN_PYTORCH = 8192
 class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    C++ decides in releases whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
+    C++ decides in releases whose rules are of one mesh axis. It queries ``base`` for the rule of the call,
     composes its rows over all axes and prices redistribution as DTensor does, so that the decision is that of
     ``base``, ties included. The decision is followed unless it contradicts the operator's rule in C++, that
     is, gives wrong numbers; then that rule decides, as it does for operators for which ``base`` has no rule.
@@ -57,14 +57,14 @@ class InstalledPropagator(ShardingPropagator):
         super().__init__(base, cost_model=_C.DTensorCosts())  # type: ignore[arg-type]
         for name, table in _compat.tables(base).items():
             setattr(self, name, table)
-        self._agrees = _compat.has_rules_of_an_axis(base)
+        self._has_axis_rules = _compat.has_rules_of_an_axis(base)
         own = {
             name: {op: rule for op, rule in getattr(base, name).items() if _compat.is_own_rule(rule)}
             for name in _compat.rule_tables(base)
         }
         self._rules = _C.UpstreamRules(base, own, self._own_rows)
-        self._remembered_otherwise = functools.lru_cache(maxsize=MOST_DECISIONS_IN_PYTORCH)(
-            self._decide_otherwise
+        self._remembered_fallback = functools.lru_cache(maxsize=MOST_DECISIONS_IN_PYTORCH)(
+            self._decide_fallback
         )
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:
@@ -78,7 +78,7 @@ class InstalledPropagator(ShardingPropagator):
     def cache_clear(self) -> None:
         super().cache_clear()
         self._rules.clear()
-        self._remembered_otherwise.cache_clear()
+        self._remembered_fallback.cache_clear()
         _C.forget_call_plans()
 
     def _forget_rules(self, op: OpOverload) -> None:
@@ -89,13 +89,13 @@ class InstalledPropagator(ShardingPropagator):
         if _compat.num_decisions() >= MOST_DECISIONS_IN_PYTORCH:
             _compat.forget_decisions()
         op = op_schema.op
-        op_schema = self._named(op_schema)
+        op_schema = self._with_complete_info(op_schema)
         if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:
             return super()._propagate(op_schema, remember)
         has_rule = self._has_rule(op)
-        if has_rule and op in _RESHAPES and _holds_nothing(op_schema):
+        if has_rule and op in _RESHAPES and _has_empty_tensor(op_schema):
             return super()._propagate(op_schema, remember)
-        otherwise = self._otherwise if remember else self._decide_otherwise
+        fallback = self._fall_back if remember else self._decide_fallback
         if has_rule and not _compat.has_rule(self._base, op):
             # PyTorch would try the parts of the operator on every combination of placements: minutes for
             # attention with a mask.
@@ -104,27 +104,27 @@ class InstalledPropagator(ShardingPropagator):
             except IndexError as error:  # no such dim: PyTorch says so, now or as the operator runs
                 if is_shape_error(error):
                     raise
-                return otherwise(op_schema, "metas")
+                return fallback(op_schema, "metas")
             except ValueError as error:
                 if not view_writeback.is_in_place(op) or is_shape_error(error):
                     raise
-                return otherwise(op_schema, "write")
-        if not self._agrees:
-            return otherwise(op_schema, "minor")
+                return fallback(op_schema, "write")
+        if not self._has_axis_rules:
+            return fallback(op_schema, "minor")
         try:
             sharding: OutputSharding = self._engine.propagate_as_pytorch(
-                op_schema, self._rules, self.rule_of, otherwise, self._assemble, remember
+                op_schema, self._rules, self.rule_of, fallback, self._assemble, remember
             )
         except pytorch_rules.RefusedError:
-            return otherwise(op_schema, "refused")
+            return fallback(op_schema, "refused")
         except IndexError:  # a dim that is not there, as above
-            return otherwise(op_schema, "metas")
+            return fallback(op_schema, "metas")
         return sharding
 
-    def parts_in_cpp(self) -> tuple[_C.ShardingEngine, _C.UpstreamRules | None]:
+    def engine_and_rules(self) -> tuple[_C.ShardingEngine, _C.UpstreamRules | None]:
         """Returns the engine and the rules by which it decides calls without Python; ``None`` if it does
         not."""
-        return self._engine, self._rules if self._agrees else None
+        return self._engine, self._rules if self._has_axis_rules else None
 
     def rule_of(self, op_schema: OpSchema, index: int | None) -> Any:
         """Returns the rule of ``base`` for a call, or for element ``index`` of its lists."""
@@ -134,12 +134,12 @@ class InstalledPropagator(ShardingPropagator):
         _C.count_decision(op_schema.op, "C++")
         return super()._assemble(op_schema, elements)
 
-    def _otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
+    def _fall_back(self, op_schema: OpSchema, reason: str) -> OutputSharding:
         if _has_symbols(op_schema):
-            return self._decide_otherwise(op_schema, reason)
-        return self._remembered_otherwise(op_schema, reason, torch.get_default_dtype())
+            return self._decide_fallback(op_schema, reason)
+        return self._remembered_fallback(op_schema, reason, torch.get_default_dtype())
 
-    def _decide_otherwise(
+    def _decide_fallback(
         self, op_schema: OpSchema, reason: str, default_dtype: torch.dtype | None = None
     ) -> OutputSharding:
         """Returns the decision of ``base``, or, if ``base`` raises an error, that of the rule in C++.
@@ -163,15 +163,13 @@ class InstalledPropagator(ShardingPropagator):
                     raise
                 return found
             return self._decide_without_base(op_schema, error)
-        self._adjust_what_stock_left(theirs, op_schema)
+        self._make_sizes_local(theirs, op_schema)
         if not self._has_rule(op_schema.op) and _loses_written(op_schema, theirs):
-            through = self._written_through(op_schema)
-            if through is None:
-                raise ValueError(
-                    f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
-                    "first, or use the operator that returns a new tensor."
-                )
-            return through
+            refusal = ValueError(
+                f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
+                "first, or use the operator that returns a new tensor."
+            )
+            return self._decide_on_copies(op_schema, refusal)
         contradicts = (
             self._has_rule(op_schema.op)
             and not _has_symbols(op_schema)
@@ -180,14 +178,11 @@ class InstalledPropagator(ShardingPropagator):
         if contradicts:
             try:
                 return super()._propagate(op_schema, remember=False)
-            except ValueError:
+            except ValueError as error:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = with_specs(op_schema, all_specs_of(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
-                    through = self._written_through(op_schema)
-                    if through is None:
-                        raise
-                    return through
+                    return self._decide_on_copies(op_schema, error)
         return theirs
 
     def _decide_without_base(self, op_schema: OpSchema, error: Exception) -> OutputSharding:
@@ -199,7 +194,7 @@ class InstalledPropagator(ShardingPropagator):
             return self._decide_where_base_refuses(op_schema)
         if _compat.has_rule(self._base, op) or not without_rule.runs_replicated(op):
             raise error
-        return without_rule.replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
+        return without_rule.decide_replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
 
     def _decide_for_known_results(self, op_schema: OpSchema) -> OutputSharding | None:
         """Decides by the rule in C++ where ``base`` could not run the operator on fake tensors; ``None`` if
@@ -207,54 +202,52 @@ class InstalledPropagator(ShardingPropagator):
         if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
             return None
         try:
-            return self._decide_where_base_refuses(op_schema, _refuse)
+            return self._decide_where_base_refuses(op_schema, _raise_unknown_results)
         except _UnknownResultsError:
             return None
 
     def _decide_where_base_refuses(
-        self, op_schema: OpSchema, whole: Callable[[OpSchema, bool], OutputSharding] | None = None
+        self, op_schema: OpSchema, fallback: Callable[[OpSchema, bool], OutputSharding] | None = None
     ) -> OutputSharding:
         try:
-            return self._decide_in_cpp(op_schema, False, whole or self._decide_whole)
+            return self._decide_in_cpp(op_schema, False, fallback or self._decide_by_full_mesh_rules)
         except (ValueError, RuntimeError) as error:
             if is_shape_error(error):
                 raise
-            through = self._written_through(op_schema)
-            if through is None:
-                raise
-            return through
+            return self._decide_on_copies(op_schema, error)
 
-    def _written_through(self, op_schema: OpSchema) -> OutputSharding | None:
+    def _decide_on_copies(self, op_schema: OpSchema, refusal: Exception) -> OutputSharding:
         """Decides to run an operator in place on copies, which :mod:`funcol.installation.view_writeback`
-        brings back. ``None`` if no copy makes it right."""
+        writes back. Raises ``refusal`` if the operator is not in place, or no copy makes it right."""
         if not view_writeback.is_in_place(op_schema.op):
-            return None
+            raise refusal
         held = all_specs_of(op_schema)[0]
         for copied in view_writeback.copies_to_write_to(op_schema):
             try:
                 sharding = super()._propagate(copied, remember=False)
             except (ValueError, RuntimeError):
                 continue
-            if sharding.output_spec is not None and view_writeback.stays_as_it_is(held):
+            if sharding.output_spec is not None and view_writeback.can_write_back(held):
                 sharding.output_spec = held
             sharding.redistribute_schema = sharding.redistribute_schema or copied
             sharding.needs_redistribute = True
             return sharding
-        return None
+        raise refusal
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Returns true if the operator has no strategy like ``sharding``."""
         try:
-            ways = self.strategies(op_schema)
+            strategies = self.strategies(op_schema)
         except Exception:  # wrong rules raise anything
             return False
-        if isinstance(ways, TupleStrategy):
+        if isinstance(strategies, TupleStrategy):
             return False
         inputs = _placements(all_specs_of(sharding.redistribute_schema or op_schema))
-        outputs = _placements(_listed(sharding.output_spec))
+        outputs = _placements(_as_list(sharding.output_spec))
         return not any(
-            _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
-            for way in ways.strategies
+            _placements(strategy.input_specs or ()) == inputs
+            and _placements(_as_list(strategy.output_specs)) == outputs
+            for strategy in strategies.strategies
         )
 
 
@@ -262,7 +255,7 @@ class _UnknownResultsError(Exception):
     """C++ does not know the sizes of an operator's results."""
 
 
-def _refuse(op_schema: OpSchema, remember: bool) -> OutputSharding:
+def _raise_unknown_results(op_schema: OpSchema, remember: bool) -> OutputSharding:
     raise _UnknownResultsError
 
 
@@ -304,16 +297,16 @@ def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
     arguments = [one for one in op_schema.op._schema.arguments if not one.kwarg_only]
     trains = op_schema.op in _BATCH_NORMS and op_schema.args_schema[5] is True
     return any(
-        held != asked
+        held != wanted_spec
         and (
             (argument.alias_info is not None and argument.alias_info.is_write)
             or (trains and argument.name in ("running_mean", "running_var"))
         )
-        for argument, (held, asked) in zip(arguments, pairs, strict=False)
+        for argument, (held, wanted_spec) in zip(arguments, pairs, strict=False)
     )
 
 
-def _holds_nothing(op_schema: OpSchema) -> bool:
+def _has_empty_tensor(op_schema: OpSchema) -> bool:
     return any(type(size) is int and size == 0 for spec in all_specs_of(op_schema) for size in spec.shape)
 
 
@@ -321,7 +314,7 @@ def _has_symbols(op_schema: OpSchema) -> bool:
     return any(map(has_symbols, all_specs_of(op_schema)))
 
 
-def _listed(specs: Any) -> list[Any]:
+def _as_list(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
@@ -355,7 +348,7 @@ def is_shape_error(error: Exception) -> bool:
     return frame is not None
 
 
-def as_pytorchs(error: Exception, op_schema: OpSchema) -> RuntimeError:
+def as_pytorch_error(error: Exception, op_schema: OpSchema) -> RuntimeError:
     """Returns the error that PyTorch's dispatcher raises for ``error``, without frames of funcol."""
     raised = RuntimeError(f"{error}\n\nSharding propagation failed for {op_schema}")
     raised.__cause__ = error.with_traceback(_below_funcol(error.__traceback__))

@@ -1,4 +1,4 @@
-"""PyTorch's sharding rules as C++ composes them: rows of one mesh axis, or the one way of a view."""
+"""PyTorch's sharding rules as C++ composes them: rows of one mesh axis, or the single strategy of a view."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _compat
 from ..sharding.op_schemas import specs_in
-
-Row = Sequence["Placement | None"]
+from ..sharding.propagation import Row
 
 
 class RefusedError(Exception):
@@ -28,23 +27,23 @@ class AxisRule(NamedTuple):
     split_factors: list[int]
     """For which shards ``_ShardingPlaceholder`` stands in the rows, in PyTorch's order."""
     allows_uneven: bool
-    elsewhere: list[int]
+    other_mesh_args: list[int]
     """Positions of tensors that may be on another mesh, where they stay."""
     even_dims: list[int]
     """Dims of the first tensor that have to be cut evenly."""
     accepts: Callable[[list[DTensorSpec], list[DTensorSpec | None]], bool] | None
     """PyTorch's filter, which returns true if it accepts the specs of tensors and outputs; ``None`` if there
-    is none, or it asks for ``even_dims``."""
+    is none, or it requires ``even_dims``."""
 
 
-class WholeRule(NamedTuple):
-    """The one way to run a call on the whole mesh."""
+class FullMeshRule(NamedTuple):
+    """The single strategy of a call on the full mesh."""
 
     inputs: list[tuple[Placement, ...]]
     output: tuple[Placement, ...]
 
 
-def rule_of(base: Any, op_schema: OpSchema, index: int | None) -> AxisRule | WholeRule | str:
+def rule_of(base: Any, op_schema: OpSchema, index: int | None) -> AxisRule | FullMeshRule | str:
     """Returns the rule that the propagator ``base`` has for a call, or for element ``index`` of its lists; if
     C++ cannot compose it, returns the reason."""
     info = getattr(base, "op_single_dim_strategy_funcs", {}).get(op_schema.op)
@@ -52,8 +51,8 @@ def rule_of(base: Any, op_schema: OpSchema, index: int | None) -> AxisRule | Who
     try:
         if info is not None:
             return _axis_rule(base, info, op_schema, index)
-        if strategy is not None and _compat.has_one_way(strategy):
-            return _whole_rule(base, strategy, op_schema)
+        if strategy is not None and _compat.has_single_strategy(strategy):
+            return _full_mesh_rule(base, strategy, op_schema)
     except Exception:  # rules raise anything for calls that they refuse
         return "refused"
     return "rule"
@@ -68,7 +67,7 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
     kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
     function = getattr(info, "func", info)
     accepts = getattr(info, "full_mesh_strategy_filter", None)
-    elsewhere = getattr(info, "different_mesh_args", None) or []
+    other_mesh_args = getattr(info, "different_mesh_args", None) or []
     even_dims = None if accepts is None else _compat.dims_cut_evenly(accepts, args)
     specs = specs_in((arguments, op_schema.kwargs_schema))
     return AxisRule(
@@ -78,7 +77,7 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
         bool(getattr(info, "allow_uneven_sharding", False)),
         [
             sum(isinstance(before, DTensorSpec) for before in arguments[:place])
-            for place in elsewhere
+            for place in other_mesh_args
             if place < len(arguments) and isinstance(arguments[place], DTensorSpec)
         ],
         even_dims or [],
@@ -104,13 +103,15 @@ def _filter(
     return accept
 
 
-def _whole_rule(base: Any, strategy: Callable[[OpSchema], Any], op_schema: OpSchema) -> WholeRule | str:
-    ways = strategy(base._wrap_with_op_strategy(op_schema))
-    if not isinstance(ways, OpStrategy) or len(ways.strategies) != 1:
+def _full_mesh_rule(
+    base: Any, strategy: Callable[[OpSchema], Any], op_schema: OpSchema
+) -> FullMeshRule | str:
+    strategies = strategy(base._wrap_with_op_strategy(op_schema))
+    if not isinstance(strategies, OpStrategy) or len(strategies.strategies) != 1:
         return "rule"
-    (way,) = ways.strategies
-    assert way.input_specs is not None
-    return WholeRule([spec.placements for spec in way.input_specs], way.output_spec.placements)
+    (only,) = strategies.strategies
+    assert only.input_specs is not None
+    return FullMeshRule([spec.placements for spec in only.input_specs], only.output_spec.placements)
 
 
 def _is_list_of_specs(argument: Any) -> TypeGuard[Sequence[DTensorSpec]]:

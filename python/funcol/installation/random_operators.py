@@ -39,17 +39,17 @@ from .view_writeback import overloads, writes_to_first
 
 aten = torch.ops.aten
 
-_manual_seed: Any = patching.copied(stock_random.manual_seed)
-_init_helper: Callable[..., DTensor] = patching.copied(stock_api._dtensor_init_helper)
+_manual_seed: Any = patching.copy_function(stock_random.manual_seed)
+_init_helper: Callable[..., DTensor] = patching.copy_function(stock_api._dtensor_init_helper)
 
 
-class _Source:
+class _RandomSource:
     """The random numbers of one call for the local tensor of ``spec``, or for a full tensor if it is None."""
 
     def __init__(self, spec: DTensorSpec | None, generator: torch.Generator | None) -> None:
         self.is_traced = is_pytorch_tracing()
         if spec is not None and generator is None and not self.is_traced:
-            _agree(spec.mesh)
+            _synchronize_generators(spec.mesh)
         self._shape = None if spec is None else spec.shape
         self._cuts = [] if spec is None else _C.shard_cuts(spec, len(spec.shape))
         self.generator = generator
@@ -71,22 +71,27 @@ class _Source:
 
 
 # Runs an operator: draw(source, op, arguments by name) -> local results.
-_Draw = Callable[[_Source, OpOverload, dict[str, Any]], Any]
+_Draw = Callable[[_RandomSource, OpOverload, dict[str, Any]], Any]
 
 
 def _filling(distribution: str, *names: str) -> _Draw:
     """Returns a function that fills the tensor, or a new one like it, with numbers of ``distribution``, whose
     parameters the operator calls ``names``."""
 
-    def draw(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
-        tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
-        return source.fill(tensor, distribution, *(call[name] for name in names))
+    def draw(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
+        return source.fill(_result_of(op, call), distribution, *(call[name] for name in names))
 
     return draw
 
 
-def _random(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
-    tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
+def _result_of(op: OpOverload, call: dict[str, Any]) -> Tensor:
+    """Returns the tensor that ``op`` fills, or a new one like it."""
+    tensor: Tensor = call["self"]
+    return tensor if writes_to_first(op) else torch.empty_like(tensor)
+
+
+def _random(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    tensor = _result_of(op, call)
     to = call.get("to")
     last = _highest(tensor.dtype) if to is None else to - 1
     return source.fill(tensor, "integers", call.get("from", 0), last)
@@ -102,20 +107,19 @@ def _highest(dtype: torch.dtype) -> int:
 _OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 
+def _empty_like(call: dict[str, Any]) -> Tensor:
+    return torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
+
+
 def _like(distribution: str, *numbers: float) -> _Draw:
-    def draw(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
-        like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
-        return source.fill(like, distribution, *numbers)
-
-    return draw
+    return lambda source, op, call: source.fill(_empty_like(call), distribution, *numbers)
 
 
-def _integers_like(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
-    like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
-    return source.fill(like, "integers", call.get("low", 0), call["high"] - 1)
+def _integers_like(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    return source.fill(_empty_like(call), "integers", call.get("low", 0), call["high"] - 1)
 
 
-def _dropout(source: _Source, op: OpOverload, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _dropout(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
     tensor, p = call["input"], call["p"]
     if call["train"] is False:
         return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
@@ -123,7 +127,7 @@ def _dropout(source: _Source, op: OpOverload, call: dict[str, Any]) -> tuple[Ten
     return tensor.mul(mask).mul_(0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _bernoulli(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+def _bernoulli(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
     """Draws 1 with the probability that a tensor has for each element."""
     tensor: Tensor = call["self"]
     probability: Tensor = call.get("p", tensor)
@@ -135,13 +139,13 @@ def _bernoulli(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
     return drawn.to(tensor.dtype)
 
 
-def _normal(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+def _normal(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
     """Draws numbers with a mean and standard deviation of each element."""
     mean, std = call["mean"], call["std"]
     return source.fill(torch.empty_like(mean + std), "normal", 0, 1).mul_(std).add_(mean)
 
 
-def _replicated(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+def _replicated(source: _RandomSource, op: OpOverload, call: dict[str, Any]) -> Tensor:
     result: Tensor = op(**call, generator=source.generator)
     return result
 
@@ -178,37 +182,37 @@ OPERATORS = {
 }
 
 
-def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handles operators that draw where PyTorch's C++ would run them without calling Python. funcol's C++
     knows this handler, and runs them itself."""
-    return operators.dispatched(op, args, kwargs)
+    return operators.dispatch(op, args, kwargs)
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Makes PyTorch's dispatcher know all operators that draw. Returns the function that undoes it."""
     known: set[OpOverload] = DTensor._op_dispatcher._random_ops
     ours = {op for op in OPERATORS if op not in known and op not in operators.handlers()}
     # PyTorch's dispatcher counts a number for each element of the first argument.
     added = {op for op in ours if OPERATORS[op] not in (_normal, _replicated)}
-    undo = patching.entered(
-        operators.handlers(), {op: dispatched if op in added else operators.dispatched for op in ours}
+    undo = patching.set_entries(
+        operators.handlers(), {op: dispatch if op in added else operators.dispatch for op in ours}
     )
     known.update(added)
 
-    def take() -> None:
+    def remove() -> None:
         known.difference_update(added)
         undo()
 
-    return take
+    return remove
 
 
 def draws(op: OpOverload, spec: DTensorSpec, local: Tensor) -> bool:
     """Returns true if ``op`` draws for ``local``, a local tensor on the mesh of ``spec``, as described
     above."""
-    return op in OPERATORS and local.device.type == spec.mesh.device_type and _is_ours(spec.mesh)
+    return op in OPERATORS and local.device.type == spec.mesh.device_type and _supports_mesh(spec.mesh)
 
 
-def _is_ours(mesh: DeviceMesh) -> bool:
+def _supports_mesh(mesh: DeviceMesh) -> bool:
     """Returns true if funcol has a kernel for the devices of ``mesh``, and no tracker of the program decides
     what they draw."""
     tracker = stock_random._rng_tracker
@@ -224,7 +228,7 @@ def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs
     """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without a
     spec it is a full tensor, and gets the numbers of DTensors of its shape."""
     call = operators.arguments_of(op, args, kwargs)
-    return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
+    return OPERATORS[op](_RandomSource(spec, call.pop("generator", None)), op, call)
 
 
 class FullDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -266,7 +270,10 @@ def first_tensor(args: Sequence[Any]) -> Tensor:
     return next(one for one in args if isinstance(one, Tensor))
 
 
-_FILLED: dict[Any, Callable[[DTensor], object]] = {torch.rand: DTensor.uniform_, torch.randn: DTensor.normal_}
+_FILL_METHODS: dict[Any, Callable[[DTensor], object]] = {
+    torch.rand: DTensor.uniform_,
+    torch.randn: DTensor.normal_,
+}
 
 
 def init_helper(
@@ -283,8 +290,8 @@ def init_helper(
     """
     resources: Any = vars(stock_api)["_mesh_resources"]
     mesh = device_mesh or resources.get_current_mesh()
-    fill = _FILLED.get(init_op)
-    if fill is None or not _is_ours(mesh):
+    fill = _FILL_METHODS.get(init_op)
+    if fill is None or not _supports_mesh(mesh):
         return _init_helper(init_op, size, mesh, placements, **kwargs)
     dtensor = _init_helper(torch.empty, size, mesh, placements, **kwargs)
     with torch.no_grad():
@@ -295,7 +302,7 @@ def init_helper(
 # The default generators of the ranks of a mesh
 
 
-class _Agreed:
+class _MeshesInAgreement:
     """The meshes, by their devices and ranks, whose ranks have had the same state of the default generator.
     Ranks forget them at the same time: with the default process group, not when a mesh is collected."""
 
@@ -322,16 +329,16 @@ class _Agreed:
         return ranks
 
 
-_agreed = _Agreed()
+_meshes_in_agreement = _MeshesInAgreement()
 
 
-def _agree(mesh: DeviceMesh) -> None:
+def _synchronize_generators(mesh: DeviceMesh) -> None:
     """Gives the default generator of each rank of ``mesh`` the state that the first rank's has, at the first
     use on these ranks. Warns where the state changes.
 
     PyTorch counterpart: ``OffsetBasedRNGTracker.__init__``, for CUDA and all ranks of the program.
     """
-    if mesh in _agreed or mesh.size() == 1:
+    if mesh in _meshes_in_agreement or mesh.size() == 1:
         return
     try:
         groups = mesh.get_all_groups()
@@ -343,7 +350,7 @@ def _agree(mesh: DeviceMesh) -> None:
     with _disable_current_modes():
         for group in groups:
             dist.broadcast(state, group=group, group_src=0)
-    _agreed.add(mesh)
+    _meshes_in_agreement.add(mesh)
     state = state.cpu()
     if not torch.equal(state, before):
         device.set_rng_state(state)
@@ -362,11 +369,11 @@ def manual_seed(seed: int, device_mesh: DeviceMesh) -> None:
     """
     if device_mesh.device_type != "cpu":
         _manual_seed(seed, device_mesh)
-        _agreed.add(device_mesh)
+        _meshes_in_agreement.add(device_mesh)
         return
     if device_mesh.get_coordinate() is None:
         raise RuntimeError(
             f"manual_seed: rank {dist.get_rank()} is not in {device_mesh}. Call it on the ranks of the mesh."
         )
-    _agreed.add(device_mesh)
+    _meshes_in_agreement.add(device_mesh)
     torch.manual_seed(seed)

@@ -43,7 +43,7 @@ class _Attribute:
         return self._get(tensor)
 
 
-# A finished result, or a view of one, cannot be told from other plain tensors, so all have the first two.
+# Finished results and their views cannot be distinguished from other plain tensors: all have the first two.
 _ATTRIBUTES = {
     "wait": _Attribute("wait", lambda tensor: partial(wait_tensor, tensor), only_results=False),
     "trigger_wait": _Attribute(
@@ -56,7 +56,7 @@ _ATTRIBUTES = {
 _awaits_dynamo = False
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Gives tensors the methods, and ``isinstance`` its answer. Returns the function that undoes it."""
     global _awaits_dynamo
     with ExitStack() as undo:

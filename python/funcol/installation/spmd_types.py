@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..collectives.import_hooks import PutOnImport
+from ..collectives.import_hooks import InstallOnImport
 from . import patching
 
 # Digests of the modules that have the replaced functions, and the functions that the replacements bypass.
@@ -70,7 +70,7 @@ def known_version() -> tuple[str, bool] | None:
     return importlib.metadata.version("spmd_types"), _is_known(_KNOWN, files)
 
 
-def _start(_collectives: Any) -> Callable[[], None]:
+def _install_collectives(_collectives: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN):
         return lambda: None
     from . import spmd_types_calls as calls
@@ -80,25 +80,25 @@ def _start(_collectives: Any) -> Callable[[], None]:
         for module, name, ours in calls.REPLACED:
             theirs = _own_function(sys.modules[module], name)
             if theirs is not None:
-                undo.callback(patching.replaced(theirs, ours))
+                undo.callback(patching.replace(theirs, ours))
                 _replaced.append(name)
         return undo.pop_all().close
 
 
-def _start_checks(_checker: Any) -> Callable[[], None]:
+def _install_checks(_checker: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN_CHECKER):
         return lambda: None
     from . import spmd_types_checks
 
-    return spmd_types_checks.put()
+    return spmd_types_checks.install()
 
 
-_under_spmd_types = PutOnImport("spmd_types._collectives", _start)
-_under_its_checker = PutOnImport("spmd_types._checker", _start_checks)
+_collectives_hook = InstallOnImport("spmd_types._collectives", _install_collectives)
+_checker_hook = InstallOnImport("spmd_types._checker", _install_checks)
 
 
-def put() -> Callable[[], None]:
-    return patching.put_all((_under_spmd_types.put, _under_its_checker.put))
+def install() -> Callable[[], None]:
+    return patching.install_all((_collectives_hook.install, _checker_hook.install))
 
 
 def _own_function(module: ModuleType, name: str) -> Any:

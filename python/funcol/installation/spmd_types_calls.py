@@ -36,7 +36,7 @@ _INPUT_DTYPES = (None, None, None, None)  # the input's own dtype throughout
 _FULL_PRECISION = (torch.float32, torch.float64)
 
 
-def _changed(
+def _change_type(
     x: Any,
     axis: Any,
     source: tuple[int, int],
@@ -52,7 +52,7 @@ def _changed(
             return NotImplemented
         keeps_input = bool(options.get("async_op"))
         if any(value is not None and name != "async_op" for name, value in options.items()):
-            dtypes = _resolved(x, source, target, options)
+            dtypes = _resolve_dtypes(x, source, target, options)
             if dtypes is None:
                 return NotImplemented
     if dtypes is _INPUT_DTYPES and target is _R and x.dtype not in _FULL_PRECISION and x.requires_grad:
@@ -62,15 +62,15 @@ def _changed(
     return _C.change_local_type(x, *source, *target, axis, keeps_input, _SCATTERS_DIM_FIRST, *dtypes)
 
 
-def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
+def _resolve_dtypes(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
     """Returns four dtypes by the package's rules: of the collective and of its result, in the forward and in
     the backward pass; ``None`` if the package has to apply them."""
-    whole_to_part = source in (_R, _I) and target[0] in (_VARYING, _SHARD)
+    full_to_part = source in (_R, _I) and target[0] in (_VARYING, _SHARD)
     resolved = _dtypes._process_dtype_options(
         options.get("op_dtype"),
         options.get("out_dtype"),
         options.get("backward_options"),
-        reducing=source is _P or whole_to_part,
+        reducing=source is _P or full_to_part,
         backward_has_reduction=target is _R,
         input_dtype=x.dtype,
         requires_grad=x.requires_grad,
@@ -91,19 +91,19 @@ def _dim(shard: Any, x: Any) -> int:
     return int(shard.dim) if shard.dim >= 0 else int(shard.dim) + int(x.ndim)
 
 
-def _agree(stated: int | None, dim: int) -> bool:
+def _matches(stated: int | None, dim: int) -> bool:
     return stated is None or stated == dim
 
 
-def _replicated(target: Any) -> tuple[int, int] | None:
+def _replicated_type(target: Any) -> tuple[int, int] | None:
     return _R if target is R else _I if target is I else None
 
 
 def all_reduce(x: Any, axis: Any, *, src: Any = P, dst: Any, inplace: bool = False, **options: Any) -> Any:
     """Replaces ``spmd_types.all_reduce``."""
-    target = _replicated(dst)
+    target = _replicated_type(dst)
     if (src is P or src is V) and target is not None and not inplace:
-        return _changed(x, axis, _P, target, options)
+        return _change_type(x, axis, _P, target, options)
     return NotImplemented
 
 
@@ -118,16 +118,16 @@ def all_gather(
     **options: Any,
 ) -> Any:
     """Replaces ``spmd_types.all_gather``."""
-    target = _replicated(dst)
+    target = _replicated_type(dst)
     if target is not None and isinstance(src, Shard):
         dim = _dim(src, x)
-        if _agree(gather_dim, dim):
+        if _matches(gather_dim, dim):
             if split_sizes is None:
-                return _changed(x, axis, (_SHARD, dim), target, options)
+                return _change_type(x, axis, (_SHARD, dim), target, options)
             if target is _R:
-                return _gathered_uneven(x, axis, dim, split_sizes, options)
+                return _all_gather_uneven(x, axis, dim, split_sizes, options)
     elif target is not None and src is V and split_sizes is None:
-        return _changed(x, axis, (_VARYING, gather_dim or 0), target, options)
+        return _change_type(x, axis, (_VARYING, gather_dim or 0), target, options)
     return NotImplemented
 
 
@@ -146,12 +146,12 @@ def reduce_scatter(
         return NotImplemented
     if isinstance(dst, Shard):
         dim = _dim(dst, x)
-        if _agree(scatter_dim, dim):
+        if _matches(scatter_dim, dim):
             if split_sizes is None:
-                return _changed(x, axis, _P, (_SHARD, dim), options)
-            return _scattered_uneven(x, axis, dim, split_sizes, options)
+                return _change_type(x, axis, _P, (_SHARD, dim), options)
+            return _reduce_scatter_uneven(x, axis, dim, split_sizes, options)
     elif dst is V and split_sizes is None:
-        return _changed(x, axis, _P, (_VARYING, scatter_dim or 0), options)
+        return _change_type(x, axis, _P, (_VARYING, scatter_dim or 0), options)
     return NotImplemented
 
 
@@ -172,14 +172,14 @@ def all_to_all(
         kind, source, target = _VARYING, split_dim or 0, concat_dim or 0
     elif isinstance(src, Shard) and isinstance(dst, Shard):
         kind, source, target = _SHARD, _dim(src, x), _dim(dst, x)
-        if not _agree(split_dim, target) or not _agree(concat_dim, source):
+        if not _matches(split_dim, target) or not _matches(concat_dim, source):
             return NotImplemented
     else:
         return NotImplemented
     if output_split_sizes is None and input_split_sizes is None:
-        return _changed(x, axis, (kind, source), (kind, target), options)
+        return _change_type(x, axis, (kind, source), (kind, target), options)
     if source == target == 0:
-        return _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
+        return _all_to_all_uneven(x, axis, output_split_sizes, input_split_sizes, options)
     return NotImplemented
 
 
@@ -187,18 +187,18 @@ def convert(x: Any, axis: Any, *, src: Any, dst: Any, expert_mode: bool = False,
     """Replaces ``spmd_types.convert`` of invariant tensors, whose gradient may be a collective."""
     if src is I:
         if dst is R:
-            return _changed(x, axis, _I, _R, options)
+            return _change_type(x, axis, _I, _R, options)
         if dst is V:
-            return _changed(x, axis, _I, (_VARYING, 0), options)
+            return _change_type(x, axis, _I, (_VARYING, 0), options)
         if isinstance(dst, Shard):
-            return _changed(x, axis, _I, (_SHARD, _dim(dst, x)), options)
+            return _change_type(x, axis, _I, (_SHARD, _dim(dst, x)), options)
     return NotImplemented
 
 
 def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
     """Replaces ``spmd_types.invariant_to_replicate``."""
     # The package looks up an axis that is a name only in the backward pass.
-    return _changed(x, axis, _I, _R, options) if isinstance(axis, dist.ProcessGroup) else NotImplemented
+    return _change_type(x, axis, _I, _R, options) if isinstance(axis, dist.ProcessGroup) else NotImplemented
 
 
 # Parts of different sizes
@@ -207,7 +207,7 @@ def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
 def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> dist.ProcessGroup | None:
     """Returns the group along ``axis``; ``None`` unless a functional collective on ``x`` along ``dim`` does
     what ``options`` ask for."""
-    is_served = (
+    is_supported = (
         not (is_dynamo_compiling() or has_torch_function_unary(x))
         and _dist.dist is dist
         and {name for name, value in options.items() if value is not None} <= _OPTIONS & {"async_op"}
@@ -215,7 +215,7 @@ def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> di
         and not _C.has_active_layers()
         and 0 <= dim < x.dim()
     )
-    return _mesh._pg_for_axis(axis) if is_served else None
+    return _mesh._pg_for_axis(axis) if is_supported else None
 
 
 def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
@@ -225,23 +225,23 @@ def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
     return found if is_right else None
 
 
-def _gathered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
+def _all_gather_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
     group = _group_of_uneven(x, axis, options, dim)
     sizes = None if group is None else _sizes(split_sizes, group)
     if group is None or sizes is None or sizes[group.rank()] != x.size(dim):
         return NotImplemented
-    return _C.all_gather_tensor(_read_after(x, options), dim, group, "", sizes)
+    return _C.all_gather_tensor(_copy_unless_async(x, options), dim, group, "", sizes)
 
 
-def _scattered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
+def _reduce_scatter_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
     group = _group_of_uneven(x, axis, options, dim)
     sizes = None if group is None else _sizes(split_sizes, group)
     if sizes is None or sum(sizes) != x.size(dim):
         return NotImplemented
-    return _C.reduce_scatter_tensor(_read_after(x, options), "sum", dim, group, "", sizes)
+    return _C.reduce_scatter_tensor(_copy_unless_async(x, options), "sum", dim, group, "", sizes)
 
 
-def _exchanged_uneven(
+def _all_to_all_uneven(
     x: Any, axis: Any, output_split_sizes: Any, input_split_sizes: Any, options: dict[str, Any]
 ) -> Any:
     group = _group_of_uneven(x, axis, options, 0)
@@ -249,13 +249,13 @@ def _exchanged_uneven(
         return NotImplemented
     equal = [x.size(0) // group.size()] * group.size()
     given = equal if input_split_sizes is None else _sizes(input_split_sizes, group)
-    taken = equal if output_split_sizes is None else _sizes(output_split_sizes, group)
-    if given is None or taken is None or sum(given) != x.size(0):
+    received = equal if output_split_sizes is None else _sizes(output_split_sizes, group)
+    if given is None or received is None or sum(given) != x.size(0):
         return NotImplemented
-    return _C.all_to_all_single(_read_after(x, options), taken, given, group, "")
+    return _C.all_to_all_single(_copy_unless_async(x, options), received, given, group, "")
 
 
-def _read_after(x: Any, options: dict[str, Any]) -> Any:
+def _copy_unless_async(x: Any, options: dict[str, Any]) -> Any:
     """Returns ``x``, or a copy of it unless ``async_op`` lets the collective read ``x`` after the call."""
     return x if options.get("async_op") else x.clone()
 

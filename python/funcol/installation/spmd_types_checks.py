@@ -24,7 +24,7 @@ _runtime: Any = importlib.import_module("spmd_types.runtime")
 _state: Any = importlib.import_module("spmd_types._state")
 
 # As C++ numbers them.
-_PASSED_ON, _REMEMBERED, _CHECKED = 0, 1, 2
+_UNCHECKED, _REMEMBERED, _CHECKED = 0, 1, 2
 
 # In newer versions, the functions that are not checked, and what observes assertions.
 _unchecked_codes: Any = getattr(_state, "_NO_TYPECHECK_CODES", ())
@@ -36,7 +36,7 @@ if hasattr(_runtime, "_mark_asserted"):
 def kind_of(function: Any) -> int:
     """Returns how a call of ``function`` is checked: not at all, like an equal call before, or each time."""
     if function in _checker._PASSTHROUGH:
-        return _PASSED_ON
+        return _UNCHECKED
     if function is torch.Tensor.backward or function in _checker.RAW_DIST_RULES:
         return _CHECKED
     if function in _checker._SPMD_FUNCTION_DEFAULTS:
@@ -50,7 +50,7 @@ def kind_of(function: Any) -> int:
     return _CHECKED
 
 
-class _Ran:
+class _FinishedCall:
     """A replacement for a function whose call has run already: it returns that call's result once."""
 
     def __init__(self, function: Any, result: Any) -> None:
@@ -90,14 +90,14 @@ def check(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) 
     return _C.check_types(self, func, types, args, kwargs)
 
 
-def put() -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Replaces the checker's functions. Returns the function that restores them."""
     if _checker._TRACE:  # each check writes a line
         return lambda: None
     mode = _checker._SpmdTypeMode
     theirs = mode.__torch_function__
     assertion = getattr(_runtime.assert_type, "__wrapped__", _runtime.assert_type)
-    own_check, own_assertion = patching.copied(theirs), patching.copied(assertion)
+    own_check, own_assertion = patching.copy_function(theirs), patching.copy_function(assertion)
 
     def assert_type(tensor: Any, *args: Any, **options: Any) -> Any:
         if is_dynamo_compiling() or _runtime._TRACE or _coverage():
@@ -105,13 +105,13 @@ def put() -> Callable[[], None]:
         return _C.assert_type(own_assertion, tensor, args, options)
 
     def recheck(mode: Any, function: Any, types: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        return own_check(mode, _Ran(function, result), types, args, kwargs)
+        return own_check(mode, _FinishedCall(function, result), types, args, kwargs)
 
     registered = _checker._OP_REGISTRY
     getters = {found.__self__ for found in registered if getattr(found, "__name__", "") == "__get__"}
     with ExitStack() as undo:
         _C.set_type_checker(mode, own_check, recheck, kind_of, getters, _state._tls, _number_of_mesh)
         undo.callback(_C.set_type_checker)
-        undo.callback(patching.replaced(theirs, check))
-        undo.callback(patching.replaced(assertion, assert_type))
+        undo.callback(patching.replace(theirs, check))
+        undo.callback(patching.replace(assertion, assert_type))
         return undo.pop_all().close

@@ -27,7 +27,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from .. import _C
 from ..collectives.functions import all_reduce
-from ..collectives.import_hooks import PutOnImport
+from ..collectives.import_hooks import InstallOnImport
 from ..redistribution.local_redistribute import make_dtensor
 from ..redistribution.specs import dense_strides_like
 from . import patching, user_patches
@@ -83,7 +83,7 @@ def _like(of: DTensor, local: Tensor) -> DTensor:
     return make_dtensor(local, _C.copy_spec(of._spec), requires_grad=False)
 
 
-def _start_loss(loss: Any) -> Callable[[], None]:
+def _install_loss(loss: Any) -> Callable[[], None]:
     ours = {
         torch.ops.aten._log_softmax_backward_data.default: _log_softmax_backward,
         torch.ops.aten.nll_loss_backward.default: _nll_loss_backward,
@@ -92,7 +92,7 @@ def _start_loss(loss: Any) -> Callable[[], None]:
     theirs = loss.customized_loss_ops
     if any(patching.own_function(theirs.get(op)) is None for op in ours):
         return lambda: None  # a program has registered handlers of its own
-    return patching.entered(theirs, ours)
+    return patching.set_entries(theirs, ours)
 
 
 def _prepare_rowwise_input(
@@ -125,16 +125,16 @@ def _prepare_rowwise_input(
     return tensor
 
 
-def _start_styles(style: Any) -> Callable[[], None]:
+def _install_styles(style: Any) -> Callable[[], None]:
     theirs = style.RowwiseParallel._prepare_input_fn
-    if user_patches.passed_by(theirs):
+    if user_patches.bypassed_by_replacement(theirs):
         return lambda: None
-    return patching.replaced(theirs, _prepare_rowwise_input)
+    return patching.replace(theirs, _prepare_rowwise_input)
 
 
-_under_loss_parallel = PutOnImport(_LOSS, _start_loss)
-_under_styles = PutOnImport(_STYLES, _start_styles)
+_loss_hook = InstallOnImport(_LOSS, _install_loss)
+_styles_hook = InstallOnImport(_STYLES, _install_styles)
 
 
-def put() -> Callable[[], None]:
-    return patching.put_all((_under_loss_parallel.put, _under_styles.put))
+def install() -> Callable[[], None]:
+    return patching.install_all((_loss_hook.install, _styles_hook.install))

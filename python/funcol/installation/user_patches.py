@@ -29,7 +29,7 @@ _TO_MOVE: _Functions = [
         ("fill_empty_tensor_to_shards", "mesh_", "pad_tensor", "shard_dim_alltoall", "unpad_tensor"),
     ),
 ]
-_PASSED_BY: dict[str, _Functions] = {
+_BYPASSED: dict[str, _Functions] = {
     "DTensor.from_local": [(_api, _api, ("_FromTorchTensor.",))],
     "DTensor.full_tensor": [*_TO_MOVE, (_api, _api, ("DTensor.redistribute", "_ToTorchTensor."))],
     "DTensor.redistribute": _TO_MOVE,
@@ -44,34 +44,34 @@ _OF_DISPATCHER: _Functions = [
 _OF_PROPAGATOR: _Functions = [(propagation, propagation, ("ShardingPropagator.",))]
 
 
-def _replaced(where: _Functions) -> dict[str, str]:
+def _find_patches(where: _Functions) -> dict[str, str]:
     found: dict[str, str] = {}
     for held_by, defined_in, beginnings in where:
         for name, codes in patching.codes_of(defined_in).items():
             if name.startswith(beginnings) and not name.endswith("__"):
-                held = patching.looked_up(held_by, name)
+                held = patching.find_function(held_by, name)
                 if held is not None and not patching.has_code(held, codes):
-                    found[f"{held_by.__name__.rpartition('.')[2]}.{name}"] = patching.described(held)
+                    found[f"{held_by.__name__.rpartition('.')[2]}.{name}"] = patching.describe(held)
     return found
 
 
-def passed_by(function: Any) -> dict[str, str]:
+def bypassed_by_replacement(function: Any) -> dict[str, str]:
     """Returns functions of programs that funcol's replacement of PyTorch's ``function`` would bypass."""
     own = patching.own_function(function)
-    return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
+    return {} if own is None else _find_patches(_BYPASSED.get(own.__qualname__, []))
 
 
 def in_dispatcher() -> dict[str, str]:
     """Returns functions of programs that replace DTensor's dispatcher's methods, or what it moves data by."""
-    return _replaced([*_OF_DISPATCHER, *_TO_MOVE])
+    return _find_patches([*_OF_DISPATCHER, *_TO_MOVE])
 
 
 def in_propagator() -> dict[str, str]:
     """Returns functions of programs that replace methods of DTensor's propagator."""
-    return _replaced(_OF_PROPAGATOR)
+    return _find_patches(_OF_PROPAGATOR)
 
 
-def in_place() -> dict[str, str]:
+def all_patches() -> dict[str, str]:
     """Returns functions of programs that replace functions of DTensor that funcol replaces or bypasses."""
-    taken = [(_api, _api, tuple(name for name in _PASSED_BY if name.startswith(("DTensor.", "dist"))))]
-    return _replaced([*taken, *_OF_DISPATCHER, *_TO_MOVE, *_OF_PROPAGATOR])
+    methods = [(_api, _api, tuple(name for name in _BYPASSED if name.startswith(("DTensor.", "dist"))))]
+    return _find_patches([*methods, *_OF_DISPATCHER, *_TO_MOVE, *_OF_PROPAGATOR])

@@ -1,4 +1,4 @@
-"""Writes that DTensor's dispatcher sends into redistributed copies, brought back to the base tensor.
+"""Writes that DTensor's dispatcher sends into redistributed copies, written back to the base tensor.
 
 If a rank's shard does not hold a view, such as ``x[0]`` of a tensor that is cut along its rows, DTensor makes
 it of a redistributed copy. An in-place operator whose tensor has to move first writes to such a copy, too.
@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from .. import _C, _compat
 from ..redistribution.functions import redistribute_local_tensor
 from ..redistribution.local_redistribute import axes_with_own_rules
-from ..sharding.op_schemas import all_specs_of, pending_axes, specs_in, with_replicated, with_specs
+from ..sharding.op_schemas import all_specs_of, partial_axes, specs_in, with_replicated, with_specs
 from . import patching
 
-_tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
+_tail: Any = patching.copy_function(_compat.dispatcher_functions()["tail"])
 
 _is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ _OVERWRITING = overloads(
 )
 
 
-class _Base:
+class _WriteCount:
     """Counts the writes to a storage since the first copy of it."""
 
     def __init__(self) -> None:
@@ -76,23 +76,23 @@ class _Copy:
         self._dtype = copy.dtype
         # The storage holds this object: a strong reference would be a cycle that no collector sees.
         self._storage = weakref.ref(copy.untyped_storage())
-        self._known = _base_of(base)
+        self._known = _write_count_of(base)
         self._num_writes = self._known.num_writes
 
-    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+    def write_back(self, written: Tensor, op: OpOverload) -> None:
         """Writes to the base what ``op`` wrote to ``written``, a view of the copy."""
         if self._is_stale() and op not in _OVERWRITING:
-            raise RuntimeError(_stale(op, self.base_spec))
+            raise RuntimeError(_stale_message(op, self.base_spec))
         copy = self.tensor()
         assert copy is not None  # whose storage `written` has
-        mask = self._mask_of(written)
-        others = [other for other in _copies() if other is not self and self._is_alike(other)]
+        mask = self._mask_of_view(written)
+        others = [other for other in _live_copies() if other is not self and self._holds_same_elements(other)]
         self._write(mask, copy)
         for other in others:
             held = other.tensor()
             if held is not None:
                 held.copy_(torch.where(mask, copy, held))
-        bring_back(self.base, aten.copy_.default)
+        write_back(self.base, aten.copy_.default)
         for one in (self, *others):
             one._num_writes = self._known.num_writes
 
@@ -107,15 +107,15 @@ class _Copy:
     def _is_stale(self) -> bool:
         return self._num_writes != self._known.num_writes
 
-    def _is_alike(self, other: _Copy) -> bool:
+    def _holds_same_elements(self, other: _Copy) -> bool:
         """Returns true if ``other`` holds the same elements of the same base, and is as new."""
         return (
             not other._is_stale()
             and other.base.data_ptr() == self.base.data_ptr()
-            and _are_placed_alike(self, other)
+            and _have_equal_layouts(self, other)
         )
 
-    def _mask_of(self, written: Tensor) -> Tensor:
+    def _mask_of_view(self, written: Tensor) -> Tensor:
         """Returns a mask of the elements of the copy that are those of ``written``."""
         offset, size, stride = self._geometry
         if written.dtype != self._dtype:  # its elements are others
@@ -146,12 +146,12 @@ class _TracedCopy:
     spec: DTensorSpec
     is_stale: bool = False
 
-    def is_alike(self, other: _TracedCopy) -> bool:
+    def holds_same_elements(self, other: _TracedCopy) -> bool:
         return (
             not other.is_stale
             and _is_alias_of(other.base, self.base)
             and bool(other.base.storage_offset() == self.base.storage_offset())
-            and _are_placed_alike(self, other)
+            and _have_equal_layouts(self, other)
         )
 
 
@@ -165,23 +165,23 @@ class _Trace:
         if not _is_alias_of(copy.copy, copy.base):
             self._copies.append(copy)
 
-    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+    def write_back(self, written: Tensor, op: OpOverload) -> None:
         """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
         for one in self._copies:
             one.is_stale |= _is_alias_of(one.base, written)
         for one in self._copies:
             if _is_alias_of(one.copy, written):
-                self._bring_back(one, op)
+                self._write_back(one, op)
 
-    def _bring_back(self, copy: _TracedCopy, op: OpOverload) -> None:
+    def _write_back(self, copy: _TracedCopy, op: OpOverload) -> None:
         if copy.is_stale:
-            raise RuntimeError(_stale(op, copy.base_spec))
-        alike = [other for other in self._copies if other is not copy and copy.is_alike(other)]
+            raise RuntimeError(_stale_message(op, copy.base_spec))
+        same = [other for other in self._copies if other is not copy and copy.holds_same_elements(other)]
         copy.base.copy_(redistribute_local_tensor(copy.copy, copy.spec, copy.base_spec))
-        for other in alike:
+        for other in same:
             other.copy.copy_(copy.copy)
-        self.bring_back(copy.base, aten.copy_.default)
-        for one in (copy, *alike):
+        self.write_back(copy.base, aten.copy_.default)
+        for one in (copy, *same):
             one.is_stale = False
 
 
@@ -189,7 +189,7 @@ _NAME_OF_TRACE = "_funcol_trace"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDispatchModeKey.PROXY)
 
 
-def _trace() -> _Trace | None:
+def _active_trace() -> _Trace | None:
     """Returns the copies in the graph that is being traced, if there is one."""
     for key in _TRACING_MODES:
         mode = torch._C._get_dispatch_mode(key)
@@ -202,7 +202,7 @@ def _trace() -> _Trace | None:
     return None
 
 
-def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
+def _have_equal_layouts(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
     """Returns true if both are the same redistribution of tensors of one shape, strides and dtype."""
     return (
         (other.base.size(), other.base.stride(), other.base.dtype)
@@ -212,7 +212,7 @@ def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> b
     )
 
 
-def _stale(op: OpOverload, spec: DTensorSpec) -> str:
+def _stale_message(op: OpOverload, spec: DTensorSpec) -> str:
     return (
         f"funcol: {op} writes to a view that was made of a copy of a tensor with placements "
         f"{spec.placements}, which was written to since: the view has old values. Take the view again after "
@@ -221,19 +221,19 @@ def _stale(op: OpOverload, spec: DTensorSpec) -> str:
 
 
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
-# Empty while no write has to be brought back. Other modules may read it, and not change it.
+# Empty while no write has to be written back. Other modules may read it, and not change it.
 open_copies: set[weakref.ref[_Copy]] = set()
 
 
-def _copies() -> list[_Copy]:
+def _live_copies() -> list[_Copy]:
     return [copy for copy in (reference() for reference in tuple(open_copies)) if copy is not None]
 
 
-def _base_of(tensor: Tensor) -> _Base:
+def _write_count_of(tensor: Tensor) -> _WriteCount:
     storage = tensor.untyped_storage()
-    known: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    known: _WriteCount | None = getattr(storage, _NAME_OF_BASE, None)
     if known is None:
-        known = _Base()
+        known = _WriteCount()
         setattr(storage, _NAME_OF_BASE, known)
     return known
 
@@ -243,7 +243,7 @@ def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
     partial."""
     assert spec.tensor_meta is not None
     meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
-    mask: DTensorSpec = _C.copy_spec(with_replicated(spec, pending_axes(spec)))
+    mask: DTensorSpec = _C.copy_spec(with_replicated(spec, partial_axes(spec)))
     mask.tensor_meta = meta
     return mask
 
@@ -295,14 +295,14 @@ def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
     possible first: in-place operators run on such copies where they cannot run on the tensors.
 
     Ranks may draw different random numbers, so that for operators that draw them only a sum is replicated,
-    which is brought back from one rank.
+    which is written back from one rank.
     """
     op = op_schema.op
     first, *others = all_specs_of(op_schema)
     if writes_to_list(op):
         count = len(specs_in(op_schema.args_schema[0]))
         written = [first, *others[: count - 1]]
-        replicated = [with_replicated(spec, pending_axes(spec)) for spec in written]
+        replicated = [with_replicated(spec, partial_axes(spec)) for spec in written]
         yield with_specs(op_schema, [*replicated, *others[count - 1 :]])
         return
     axes = [axis for axis, placement in enumerate(first.placements) if _may_be_replicated(op, placement)]
@@ -317,12 +317,12 @@ def _may_be_replicated(op: OpOverload, placement: Any) -> bool:
     return not placement.is_replicate()
 
 
-def stays_as_it_is(spec: DTensorSpec) -> bool:
-    """Returns true if values can be brought back to a tensor of ``spec``: to all but partial norms."""
+def can_write_back(spec: DTensorSpec) -> bool:
+    """Returns true if values can be written back to a tensor of ``spec``: to all but partial norms."""
     return not axes_with_own_rules(spec.placements)
 
 
-def check_is_alone(op: OpOverload, written: DTensor) -> None:
+def check_shares_no_memory(op: OpOverload, written: DTensor) -> None:
     """Raises an error if ``written``, whose values become replicated in place, shares its memory."""
     storage = written._local_tensor.untyped_storage()
     # One reference is the local tensor's, one that of the object here.
@@ -334,7 +334,7 @@ def check_is_alone(op: OpOverload, written: DTensor) -> None:
         )
 
 
-def bring_back_moved(
+def write_back_list(
     bases: Sequence[Any], base_specs: Sequence[Any], copies: Sequence[Any], specs: Sequence[Any]
 ) -> None:
     """Brings back what an operator wrote to ``copies`` of the tensors of the list that it writes to."""
@@ -343,15 +343,15 @@ def bring_back_moved(
             base.copy_(redistribute_local_tensor(moved, spec, base_spec))
 
 
-def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
+def write_back_or_register(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
     """Brings back what ``op`` wrote to its first argument, ``copy``, which is the redistributed ``base``; if
     ``op`` is a view, registers the copy."""
     if writes_to_first(op):
-        brought = redistribute_local_tensor(copy, spec, base_spec) if stays_as_it_is(base_spec) else copy
-        base.copy_(brought)
+        values = redistribute_local_tensor(copy, spec, base_spec) if can_write_back(base_spec) else copy
+        base.copy_(values)
     elif not _is_view(op):
         return
-    elif (trace := _trace()) is not None:
+    elif (trace := _active_trace()) is not None:
         trace.add(_TracedCopy(base, base_spec, copy, spec))
     elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
         known = _Copy(base, base_spec, copy, spec)
@@ -359,18 +359,18 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
         open_copies.add(weakref.ref(known, open_copies.discard))
 
 
-def bring_back(written: Tensor, op: OpOverload) -> None:
+def write_back(written: Tensor, op: OpOverload) -> None:
     """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
-    if (trace := _trace()) is not None:
-        trace.bring_back(written, op)
+    if (trace := _active_trace()) is not None:
+        trace.write_back(written, op)
         return
     storage = written.untyped_storage()
     copy: _Copy | None = getattr(storage, _NAME_OF_COPY, None)
-    base: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    base: _WriteCount | None = getattr(storage, _NAME_OF_BASE, None)
     if base is not None:
         base.num_writes += 1
     if copy is not None:
-        copy.bring_back(written, op)
+        copy.write_back(written, op)
 
 
 def tail(
@@ -385,16 +385,20 @@ def tail(
     is_inplace_op: bool,
     is_out_variant_op: bool,
 ) -> object:
-    """Runs the last step of an operator; brings back the writes of in-place operators.
+    """Runs the last step of an operator; writes back what was written by in-place operators.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
-    if participating and (is_inplace_op or is_out_variant_op) and (open_copies or _trace() is not None):
+    if (
+        participating
+        and (is_inplace_op or is_out_variant_op)
+        and (open_copies or _active_trace() is not None)
+    ):
         out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
         written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for tensor in written:
             if isinstance(tensor, DTensor):
-                bring_back(tensor._local_tensor, op_call)
+                write_back(tensor._local_tensor, op_call)
     if is_inplace_op and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
         return args[0]  # which counts as replicated; PyTorch raises an AssertionError after the write
     given = (self, op_call, args, kwargs, compute_mesh, output_sharding, local_results)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
-from ..sharding.keyword_tensors import MovingSchema
+from ..sharding.keyword_tensors import RedistributingSchema
 from ..sharding.op_schemas import all_specs_of, specs_by_keyword, with_replicated, with_specs
 from . import view_writeback
 
@@ -49,7 +49,7 @@ def runs_replicated(op: OpOverload) -> bool:
     )
 
 
-def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
+def decide_replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
     """Decides to run the operator on replicated tensors. ``metas(op_schema)`` returns the ``TensorMeta`` of
     its results."""
     held = all_specs_of(op_schema)
@@ -64,9 +64,9 @@ def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputS
     moved = with_specs(op_schema, wanted)
     by_keyword = dict(specs_by_keyword(op_schema))
     if by_keyword:
-        moved = MovingSchema.of(moved, by_keyword)
+        moved = RedistributingSchema.of(moved, by_keyword)
     if view_writeback.writes_to_first(op_schema.op):
-        output: Any = held[0] if view_writeback.stays_as_it_is(held[0]) else wanted[0]
+        output: Any = held[0] if view_writeback.can_write_back(held[0]) else wanted[0]
     elif any("Tensor" in str(result.type) for result in op_schema.op._schema.returns):
         output = _specs_of(metas(op_schema), mesh)
     else:

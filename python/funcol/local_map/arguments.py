@@ -47,20 +47,20 @@ def name_of(func: Callable[..., Any]) -> str:
     return name if code is None else f"{name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
-def _is_one_tensors(placements: Any) -> bool:
+def _are_of_one_tensor(placements: Any) -> bool:
     return len(placements) > 0 and all(isinstance(one, Placement) for one in placements)
 
 
-def each_output(stated: Any, name: str) -> tuple[Placements | None, ...]:
-    if stated is None or _is_one_tensors(_sequence(stated, "out_placements", name)):
+def output_placements(stated: Any, name: str) -> tuple[Placements | None, ...]:
+    if stated is None or _are_of_one_tensor(_sequence(stated, "out_placements", name)):
         return (None if stated is None else tuple(stated),)
     return tuple(_of_one_tensor(one, "out_placements", name) for one in stated)
 
 
-def each_input(stated: Any, what: str, name: str) -> tuple[Placements | None, ...] | None:
+def input_placements(stated: Any, what: str, name: str) -> tuple[Placements | None, ...] | None:
     if stated is None:
         return None
-    if _is_one_tensors(_sequence(stated, what, name)):
+    if _are_of_one_tensor(_sequence(stated, what, name)):
         raise ValueError(
             f"funcol.apply_local_map: {name}: {what} is {list(stated)}, expected a sequence of "
             f"placements for each argument: ({list(stated)},) if there is one."
@@ -110,16 +110,16 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 
 def unflatten(leaves: Iterable[Any], template: Any) -> Any:
     """Returns a value with other leaves, nested like the value that ``template`` came from."""
-    return _filled(template, iter(leaves))
+    return _fill(template, iter(leaves))
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Applies ``function`` to the leaves of ``value``: everything that is not a tuple, a list or a dict."""
     kind = type(value)
     if kind is tuple or kind is list:
-        return kind(mapped(function, item) for item in value)
+        return kind(map_leaves(function, item) for item in value)
     if kind is dict:
-        return {key: mapped(function, item) for key, item in value.items()}
+        return {key: map_leaves(function, item) for key, item in value.items()}
     return function(value)
 
 
@@ -137,13 +137,13 @@ def _template(value: Any, leaves: list[Any]) -> Any:
     return None
 
 
-def _filled(template: Any, leaves: Iterator[Any]) -> Any:
+def _fill(template: Any, leaves: Iterator[Any]) -> Any:
     if template is None:
         return next(leaves)
     kind, keys, items = template
     if kind is pytree.TreeSpec:
         return pytree.tree_unflatten([next(leaves) for _ in range(keys.num_leaves)], keys)
-    filled = [_filled(item, leaves) for item in items]
+    filled = [_fill(item, leaves) for item in items]
     if kind is list:
         return filled
     return tuple(filled) if kind is tuple else dict(zip(keys, filled, strict=True))

@@ -16,27 +16,27 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import settled
-from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, with_placements
 from .arguments import (
     LocalMapArguments,
     check_keywords,
-    each_input,
-    each_output,
     flatten,
+    input_placements,
     name_of,
+    output_placements,
     unflatten,
 )
 from .regions import (
     Placements,
     Sizes,
     Uneven,
-    average_of,
     check_differentiable,
     checked_placements,
     cuts_of,
+    full_spec,
     gradient_placements,
+    num_averaged,
     uneven_dims,
-    whole_spec,
 )
 
 num_modes = torch._C._len_torch_dispatch_stack
@@ -86,9 +86,9 @@ class LocalMap:
         self.arguments = arguments
         self.name = name_of(func) if name is None else name
         self.sizes: Sequence[Sizes | None] | None = None  # of full results, where they are known
-        self.outputs = each_output(arguments.out_placements, self.name)
-        self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
-        self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
+        self.outputs = output_placements(arguments.out_placements, self.name)
+        self.inputs = input_placements(arguments.in_placements, "in_placements", self.name)
+        self.gradients = input_placements(arguments.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
         self._kept: dict[tuple[int, ...], list[Any]] = {}  # whose identities a key holds
 
@@ -140,7 +140,7 @@ class LocalMap:
         signature = self.signature_of(operands)
         results = call(*self._unwrap(operands, signature, True))
         return tuple(
-            value if placements is None else self._wrapped(i, value, signature)
+            value if placements is None else self._wrap_result(i, value, signature)
             for i, (value, placements) in enumerate(zip(results, self.outputs, strict=True))
         )
 
@@ -158,25 +158,18 @@ class LocalMap:
         known = self._by_identity.get(key, _UNKNOWN)
         return self._learn(flat) if known is _UNKNOWN else known
 
-    def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
+    def check_full_arguments(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
         """Raises ValueError unless placements are stated for each of ``flat``, which are full tensors."""
         if self.inputs is None:
             raise ValueError(
                 f"funcol.apply_local_map: {self.name} is traced with tensors that are not DTensors and has "
                 "no in_placements. State where each argument is to live."
             )
-        self._check_arguments(flat)
-        for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
-            if isinstance(arg, Tensor):
-                if placements is None:
-                    raise ValueError(
-                        f"funcol.apply_local_map: {self.name}: argument {i} is a tensor of shape "
-                        f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
-                    )
-                self._check_num_axes(placements, mesh, "in_placements")
-        for placements in self.outputs:
-            if placements is not None:
-                self._check_num_axes(placements, mesh, "out_placements")
+        self._check_arguments(flat, Tensor)
+        for stated, name in ((self.inputs, "in_placements"), (self.outputs, "out_placements")):
+            for placements in stated:
+                if placements is not None:
+                    self._check_num_axes(placements, mesh, name)
 
     # Signatures
 
@@ -202,7 +195,8 @@ class LocalMap:
         self._kept[key] = kept
         return signature
 
-    def _check_arguments(self, flat: Sequence[Any]) -> None:
+    def _check_arguments(self, flat: Sequence[Any], kind: type[Tensor] = DTensor) -> None:
+        """Raises ValueError unless placements are stated for arguments of ``kind``, and only for tensors."""
         for stated, name in ((self.inputs, "in_placements"), (self.gradients, "in_grad_placements")):
             if stated is not None and len(stated) != len(flat):
                 raise ValueError(
@@ -211,10 +205,11 @@ class LocalMap:
                 )
         if self.inputs is None:
             return
+        noun = "DTensor" if kind is DTensor else "tensor"
         for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
-            if isinstance(arg, DTensor) and placements is None:
+            if isinstance(arg, kind) and placements is None:
                 raise ValueError(
-                    f"funcol.apply_local_map: {self.name}: argument {i} is a DTensor of shape "
+                    f"funcol.apply_local_map: {self.name}: argument {i} is a {noun} of shape "
                     f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
                 )
             if not isinstance(arg, Tensor) and placements is not None:
@@ -240,7 +235,8 @@ class LocalMap:
                 f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
-            spec and placed(spec, mesh, wanted or ()) for spec, wanted in zip(specs, placements, strict=True)
+            spec and with_placements(spec, mesh, wanted or ())
+            for spec, wanted in zip(specs, placements, strict=True)
         ]
         for wanted in self.outputs:
             if wanted is not None:
@@ -248,16 +244,16 @@ class LocalMap:
         num_dims = [0 if spec is None else spec.ndim for spec in specs]
         stated = self.stated_gradients(placements, num_dims, mesh)
         gradients_in, gradients_out = gradient_placements(placements, self.outputs, stated)
-        averages = tuple(average_of(one, mesh) for one in placements)
+        averages = tuple(num_averaged(one, mesh) for one in placements)
         return Signature(
             weakref.ref(mesh),
             tuple(moves) if has_moves else None,
             tuple(
-                spec and copy_without_mesh(placed(spec, mesh, gradient or ()))
+                spec and copy_without_mesh(with_placements(spec, mesh, gradient or ()))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
-            averages if any(_reduces_otherwise(one) for one in placements) else None,
+            averages if any(_has_partials_other_than_sums(one) for one in placements) else None,
             uneven_dims(held),
             [{} for _ in self.outputs],
         )
@@ -342,12 +338,12 @@ class LocalMap:
     def _wrap(self, out: Any, signature: Signature) -> Any:
         outputs = self.outputs
         if isinstance(out, Tensor) and len(outputs) == 1:
-            return self._wrapped(0, out, signature)
+            return self._wrap_result(0, out, signature)
         flat, structure = flatten(out)
         self.check_num_outputs(len(flat))
         return unflatten(
             [
-                self._wrapped(i, value, signature)
+                self._wrap_result(i, value, signature)
                 if isinstance(value, Tensor)
                 else self._check_no_placements(i, value)
                 for i, value in enumerate(flat)
@@ -389,7 +385,7 @@ class LocalMap:
             )
         return checked_placements(placements, value.dim(), f"result {i}", self.name)
 
-    def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
+    def _wrap_result(self, i: int, value: Tensor, signature: Signature) -> DTensor:
         value = settled(value)
         if num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)
@@ -411,21 +407,21 @@ class LocalMap:
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
         mesh, what = signature.mesh, f"result {i}"
-        spec = whole_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
+        spec = full_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
         gradient = checked_placements(gradient, value.dim(), what, self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(placed(spec, mesh, gradient)),
-            average_of(placements, mesh) if _reduces_otherwise(placements) else 0,
+            copy_without_mesh(with_placements(spec, mesh, gradient)),
+            num_averaged(placements, mesh) if _has_partials_other_than_sums(placements) else 0,
         )
 
 
 # Specs
 
 
-def _reduces_otherwise(placements: Placements | None) -> bool:
+def _has_partials_other_than_sums(placements: Placements | None) -> bool:
     """Returns true if there are partials other than sums, whose gradients are not those of the parts."""
     return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
 

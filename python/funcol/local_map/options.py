@@ -12,7 +12,7 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
-from ..redistribution.specs import placed, spec_of
+from ..redistribution.specs import spec_of, with_placements
 from ..sharding.propagation import redistribute_cost_table
 from .regions import Placements, checked_placements
 
@@ -106,5 +106,5 @@ def _costs(strategy: OpStrategy, target: DTensorSpec, is_moved: bool) -> list[fl
     sources = [way.output_spec for way in strategy.strategies]
     if not is_moved:
         return [0.0] * len(sources)
-    known = [placed(target, source.mesh, source.placements) for source in sources]
+    known = [with_placements(target, source.mesh, source.placements) for source in sources]
     return [row[0] for row in redistribute_cost_table(known, [target])]

@@ -17,15 +17,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from .. import _compat
-from .recording import CLOSED_OVER, TANGENT, Function, Recording, alone, is_foreign_to, local_fakes, mode_of
+from .recording import (
+    CLOSED_OVER,
+    TANGENT,
+    Function,
+    Recording,
+    is_foreign_to,
+    local_fakes,
+    mode_of,
+    only_mode,
+)
 from .regions import (
     Placements,
     Region,
     Sizes,
-    average_of,
     check_differentiable,
     gradient_placements,
     key_of,
+    num_averaged,
     text_of,
     uneven_dims,
 )
@@ -73,12 +82,12 @@ def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
     mode = mode_of(operands)
     is_foreign = is_foreign_to(is_functional=True)
     decompositions = _compat.decompositions_of(get_proxy_mode())
-    with alone(mode):
+    with only_mode(mode):
         recording = Recording(function, mode, is_foreign)
         primals = local_fakes(function, operands, mode)
         run = dispatch_functionalize(recording.run, FunctionalTensorMode())
         joint = make_fx(run, decomposition_table=decompositions)(*primals)
-    return _JointGraph(function, [*operands, *recording.foreign], recording, joint).partitioned()
+    return _JointGraph(function, [*operands, *recording.foreign], recording, joint).partition()
 
 
 class _JointGraph:
@@ -104,7 +113,7 @@ class _JointGraph:
         self._primals = [*placeholders.values(), *closed_over]
         self._inputs = {*self._primals, *self._tangents}
 
-    def partitioned(self) -> PartitionedGraphs:
+    def partition(self) -> PartitionedGraphs:
         function, operands = self._function, self._operands
         num_closed_over = len(operands) - len(function.placements)
         replicated = (Replicate(),) * function.mesh.ndim
@@ -119,7 +128,7 @@ class _JointGraph:
         values = [node.meta["val"] if isinstance(node, Node) else node for node in results]
         region = Region(
             function.name,
-            function.are_whole,
+            function.are_full,
             key_of(function.mesh),
             tuple(map(text_of, inputs)),
             tuple(map(text_of, outputs)),
@@ -144,7 +153,7 @@ class _JointGraph:
         differentiable = self._recording.differentiable
         self._check_partials(inputs, outputs, with_gradients, differentiable)
         of_forward = self._nodes_of_forward(results)
-        saved = self._saved(gradients, of_forward)
+        saved = self._nodes_to_save(gradients, of_forward)
         saved_operands = [i for i, node in enumerate(self._primals) if node in saved]
         activations = [node for node in self._joint.graph.nodes if node in saved and node in of_forward]
         activations.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
@@ -195,7 +204,7 @@ class _JointGraph:
         ):
             for i in indices:
                 check_differentiable(placements[i] or (), f"{what} {i}", name)
-                if average_of(placements[i], mesh) > 1:
+                if num_averaged(placements[i], mesh) > 1:
                     raise NotImplementedError(
                         f"funcol.apply_local_map: {name}: {what} {i} is a partial average and requires a "
                         "gradient, which a traced region does not have. Make it a partial sum."
@@ -209,7 +218,7 @@ class _JointGraph:
                 nodes.add(node)
         return nodes
 
-    def _saved(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
+    def _nodes_to_save(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
         """Returns the inputs and nodes of the forward graph from which ``gradients`` are computed."""
         known = self._inputs | of_forward
         computed = _sources(gradients, known)

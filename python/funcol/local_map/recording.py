@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..redistribution.specs import dense_strides_like, spec_of
-from .regions import Placements, Sizes, checked_placements, local_shape, uneven_dims, whole_spec
+from .regions import Placements, Sizes, checked_placements, full_spec, local_shape, uneven_dims
 
 # Names of the graph's inputs that are found while it is recorded.
 CLOSED_OVER = "local_map_closed_over_"
@@ -52,7 +52,7 @@ class Function:
     name: str
     body: Body
     mesh: DeviceMesh
-    are_whole: bool
+    are_full: bool
     placements: tuple[Placements | None, ...]
     labels: Sequence[str]
     gradients: Sequence[Placements | None] | None = None
@@ -62,7 +62,7 @@ class Function:
         """Returns the specs of operands that are full tensors."""
         return [
             spec_of(self.mesh, checked_placements(placements, operand.dim(), label, self.name), operand)
-            if isinstance(operand, Tensor) and placements is not None and self.are_whole
+            if isinstance(operand, Tensor) and placements is not None and self.are_full
             else None
             for operand, placements, label in zip(operands, self.placements, self.labels, strict=True)
         ]
@@ -72,13 +72,13 @@ class Function:
         uneven = uneven_dims(self.operand_specs(operands))
         sizes = self.sizes or [None] * len(results)
         return [
-            whole_spec(result, self.mesh, placements, sizes[i], uneven, f"result {i}", self.name)
-            if isinstance(result, Tensor) and placements is not None and self.are_whole
+            full_spec(result, self.mesh, placements, sizes[i], uneven, f"result {i}", self.name)
+            if isinstance(result, Tensor) and placements is not None and self.are_full
             else None
             for i, (result, placements) in enumerate(zip(results, self.body.placements, strict=True))
         ]
 
-    def whole_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    def full_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """Returns full tensors of local ``results``, made in the active fake mode."""
         return [
             result if spec is None else empty(spec.shape, spec.stride, result)
@@ -158,7 +158,7 @@ def is_foreign_to(*, is_functional: bool) -> Callable[[Tensor], bool]:
 
 
 @contextlib.contextmanager
-def alone(mode: FakeTensorMode) -> Iterator[None]:
+def only_mode(mode: FakeTensorMode) -> Iterator[None]:
     """Leaves all modes but ``mode``, and the hooks by which an outer checkpoint saves tensors."""
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -177,13 +177,13 @@ def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
     """Returns unrecorded results of the right shapes, connected to ``operands`` where gradients flow."""
     mode = mode_of(operands)
     is_foreign = is_foreign_to(is_functional=False)
-    with alone(mode):
+    with only_mode(mode):
         lift = _Lift(is_foreign, lambda tensor: _leaf(tensor, mode))
         with lift:
             results = function.body(*local_fakes(function, operands, mode))
         flags = [isinstance(result, Tensor) and result.requires_grad for result in results]
-        wholes = function.whole_fakes(operands, results)
-    return list(_Shapes.apply(wholes, flags, *operands, *lift.foreign))
+        fakes = function.full_fakes(operands, results)
+    return list(_Shapes.apply(fakes, flags, *operands, *lift.foreign))
 
 
 def _leaf(like: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -193,9 +193,9 @@ def _leaf(like: Tensor, mode: FakeTensorMode) -> Tensor:
 
 class _Shapes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, wholes: list[Any], flags: list[bool], *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, fakes: list[Any], flags: list[bool], *operands: Any) -> tuple[Any, ...]:
         ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in operands))
-        results = [empty(one.shape, one.stride(), one) if isinstance(one, Tensor) else one for one in wholes]
+        results = [empty(one.shape, one.stride(), one) if isinstance(one, Tensor) else one for one in fakes]
         ctx.mark_non_differentiable(
             *(one for one, flag in zip(results, flags, strict=True) if not flag and isinstance(one, Tensor))
         )
@@ -249,12 +249,12 @@ class Recording:
         return *results, *gradients
 
     def _tangent(self, result: Tensor, k: int) -> Tensor:
-        with alone(self._mode):
+        with only_mode(self._mode):
             fake = torch.empty(result.shape, dtype=result.dtype, device=result.device)
         return self._input(fake, f"{TANGENT}{k}")
 
     def _lifted(self, tensor: Tensor, k: int) -> Tensor:
-        with alone(self._mode):
+        with only_mode(self._mode):
             fake = empty(tensor.shape, tensor.stride(), tensor)
         return self._input(fake, f"{CLOSED_OVER}{k}").requires_grad_(tensor.requires_grad)
 

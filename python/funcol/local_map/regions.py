@@ -20,7 +20,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
-from ..redistribution.specs import counted_from_0, is_shard, spec_of_shape
+from ..redistribution.specs import is_shard, spec_of_shape, with_nonnegative_dim
+from ..redistribution.texts import short_repr
 
 Placements = tuple[Placement, ...]
 Sizes = tuple[int, ...]
@@ -44,13 +45,13 @@ class Region(NamedTuple):
 
     ``name`` is the function's name and the place of its definition. ``inputs`` and ``outputs`` hold the
     placements of each operand and result, such as ``"S(0)R"``; ``None`` for numbers and for activations,
-    which the backward graph takes as they are. ``are_whole``: the node's operands and results are full
+    which the backward graph takes as they are. ``are_full``: the node's operands and results are full
     tensors, of which the function gets and returns shards; else they are this rank's tensors. ``sizes`` are
     those of full results with uneven shards, ``None`` for the others.
     """
 
     name: str
-    are_whole: bool
+    are_full: bool
     mesh: MeshKey
     inputs: tuple[str | None, ...]
     outputs: tuple[str | None, ...]
@@ -62,11 +63,11 @@ class Region(NamedTuple):
         since a graph may come from a file."""
         if not _is_packed(packed):
             raise ValueError(
-                f"funcol.local_map_hop: {_short(packed)} is not a region. Pass what a traced call of "
+                f"funcol.local_map_hop: {short_repr(packed)} is not a region. Pass what a traced call of "
                 "apply_local_map has in its node."
             )
-        name, are_whole, mesh, inputs, outputs, sizes = packed
-        return Region(name, are_whole, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
+        name, are_full, mesh, inputs, outputs, sizes = packed
+        return Region(name, are_full, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
 
     def packed(self) -> tuple[Any, ...]:
         """Returns the region as plain tuples, which a node can have as an argument."""
@@ -82,8 +83,8 @@ class Region(NamedTuple):
         placements = placements_of(text)
         if placements is not None and len(placements) != len(self.mesh.sizes):
             raise ValueError(
-                f"funcol.local_map_hop: {_short(text)} are {len(placements)} placements for a {self.mesh}. "
-                "Give one for each axis."
+                f"funcol.local_map_hop: {short_repr(text)} are {len(placements)} placements for a "
+                f"{self.mesh}. Give one for each axis."
             )
         return placements
 
@@ -96,13 +97,13 @@ def _is_packed(packed: Any) -> bool:
 
     if not isinstance(packed, Sequence) or isinstance(packed, str) or len(packed) != len(Region._fields):
         return False
-    name, are_whole, mesh, inputs, outputs, sizes = packed
+    name, are_full, mesh, inputs, outputs, sizes = packed
     if not isinstance(mesh, Sequence) or len(mesh) != len(MeshKey._fields):
         return False
     device_type, mesh_sizes, names, ranks = mesh
     return (
         are(str, (name, device_type))
-        and isinstance(are_whole, bool)
+        and isinstance(are_full, bool)
         and are(int, mesh_sizes)
         and are(str, names)
         and len(names) in (0, len(mesh_sizes))
@@ -112,11 +113,6 @@ def _is_packed(packed: Any) -> bool:
         and are(Sequence | None, sizes)
         and all(of_one is None or are(int, of_one) for of_one in sizes)
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # Text
@@ -148,7 +144,7 @@ def placements_of(text: str | None) -> Placements | None:
     found = list(_WORD.finditer(text))
     if "".join(match.group() for match in found) != text:
         raise ValueError(
-            f"funcol.local_map_hop: {_short(text)} are not placements. Write them as in 'S(0)RP(sum)'."
+            f"funcol.local_map_hop: {short_repr(text)} are not placements. Write them as in 'S(0)RP(sum)'."
         )
     return tuple(map(_placement, found))
 
@@ -237,7 +233,7 @@ def gradient_placements(
     return gradients_in, list(map(gradient, outputs))
 
 
-def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:
+def num_averaged(placements: Placements | None, mesh: DeviceMesh) -> int:
     """Returns the number of ranks whose tensors are averaged; 1 without averages."""
     if placements is None:
         return 1
@@ -265,7 +261,7 @@ def checked_placements(placements: Placements, num_dims: int, what: str, name: s
                 f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
                 f"{list(placements)} shard dim {placement.dim}. State a dim that it has."
             )
-    return tuple(counted_from_0(placement, num_dims) for placement in placements)
+    return tuple(with_nonnegative_dim(placement, num_dims) for placement in placements)
 
 
 def cuts_of(placements: Placements) -> dict[int, tuple[int, ...]]:
@@ -302,7 +298,7 @@ class Uneven(NamedTuple):
     """A dim of an input with uneven shards."""
 
     axes: tuple[int, ...]
-    whole_size: int
+    full_size: int
     local_size: int
 
 
@@ -318,7 +314,7 @@ def uneven_dims(specs: Sequence[DTensorSpec | None]) -> list[Uneven]:
     return found
 
 
-def whole_spec(
+def full_spec(
     local: Tensor,
     mesh: DeviceMesh,
     placements: Placements,
@@ -341,12 +337,12 @@ def whole_spec(
         if not related:
             shape[dim] = shape[dim] * num_pieces(mesh, axes)
             continue
-        found = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
+        found = {one.full_size for one in related if one.axes == axes and one.local_size == shape[dim]}
         if len(found) != 1:
             raise ValueError(
                 f"funcol.apply_local_map: {name}: {what} has shape {tuple(local.shape)} on this rank and the "
                 f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are "
-                f"uneven ({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so "
+                f"uneven ({', '.join(f'{one.local_size} of {one.full_size}' for one in related)}), so "
                 "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
         shape[dim] = found.pop()

@@ -1,7 +1,7 @@
 """Functions on local tensors under tracers: one node of the graph in the forward, one in the backward pass.
 
 A traced call of an applied function (:func:`funcol.local_map.apply_local_map`) records the function and its
-gradient once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the
+gradient once, at this rank's shapes, and adds :data:`local_map_hop` to the tracer's graph, with the
 recorded body, a :class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a
 graph is traced again with shards in place of full tensors, the operator moves its operands to their
 placements and runs its body, so that the second trace holds the operators of the body.
@@ -149,19 +149,18 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
     if not any(isinstance(arg, Tensor) for arg in flat):
         return call(*flat)
     mesh = local_map.arguments.device_mesh or current_mesh()
-    if _state.tensors_are_local:
-        if not is_recorded or mesh is None:
-            return call(*flat)
-        placements = list(local_map.inputs or [None] * len(flat))
-        return _call_node(local_map, call, flat, placements, mesh, False, labels)
+    are_full = not _state.tensors_are_local
+    if not are_full and (not is_recorded or mesh is None):
+        return call(*flat)
     if mesh is None:
         raise ValueError(
             f"funcol.apply_local_map: {local_map.name} is traced with tensors that are not DTensors, "
             "which stand for whole ones. Pass device_mesh, or trace under `with mesh:`."
         )
-    local_map.check_whole(flat, mesh)
+    if are_full:
+        local_map.check_full_arguments(flat, mesh)
     placements = list(local_map.inputs or [None] * len(flat))
-    return _call_node(local_map, call, flat, placements, mesh, True, labels)
+    return _call_node(local_map, call, flat, placements, mesh, are_full, labels)
 
 
 def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
@@ -218,7 +217,7 @@ def _call_node(
     flat: Sequence[Any],
     placements: Sequence[Placements | None],
     mesh: DeviceMesh,
-    are_whole: bool,
+    are_full: bool,
     labels: Sequence[str],
 ) -> Any:
     body = _Body(local_map, call, flat)
@@ -232,24 +231,24 @@ def _call_node(
         local_map.name,
         body,
         mesh,
-        are_whole,
+        are_full,
         tuple(from_0[place] for place in body.places),
         [labels[place] for place in body.places],
         [stated_gradients[place] for place in body.places],
     )
     if get_proxy_mode() is None:
         return body.result(probe(function, body.operands))
-    return body.result(_run(trace(function, body.operands)))
+    return body.result(_emit_nodes(trace(function, body.operands)))
 
 
-def _run(graphs: PartitionedGraphs) -> list[Any]:
+def _emit_nodes(graphs: PartitionedGraphs) -> list[Any]:
     """Emits the node of the forward graph, and that of the backward graph where gradients flow."""
     if graphs.gradients is None:
-        return list(_node(graphs.forward, *graphs.operands))
+        return list(_emit_node(graphs.forward, *graphs.operands))
     return list(_Differentiable.apply(graphs, *graphs.operands))
 
 
-def _node(graph: RegionGraph, *operands: Any) -> tuple[Any, ...]:
+def _emit_node(graph: RegionGraph, *operands: Any) -> tuple[Any, ...]:
     return local_map_hop(graph.body, graph.region.packed(), *operands)
 
 
@@ -258,7 +257,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, graphs: PartitionedGraphs, *operands: Any) -> tuple[Any, ...]:
         assert graphs.gradients is not None
         with torch._C._AutoDispatchBelowAutograd():
-            results = _node(graphs.forward, *operands)
+            results = _emit_node(graphs.forward, *operands)
         outputs, activations = results[: graphs.num_results], results[graphs.num_results :]
         held = [*operands, *activations]
         ctx.gradients, ctx.num_operands = graphs.gradients, len(operands)
@@ -283,10 +282,10 @@ class _Differentiable(torch.autograd.Function):
         operands, activations = held[: ctx.num_operands], held[ctx.num_operands :]
         given = [grads[i].contiguous() for i in graphs.differentiable]  # as they were traced
         if torch.is_grad_enabled():  # autograd does not know how activations depend on operands
-            results = _node(graphs.from_operands, *operands, *given)
+            results = _emit_node(graphs.from_operands, *operands, *given)
         else:
             saved = [operands[i] for i in graphs.saved_operands]
-            results = _node(graphs.backward, *saved, *activations, *given)
+            results = _emit_node(graphs.backward, *saved, *activations, *given)
         gradients: list[Any] = [None] * len(operands)
         for i, gradient in zip(graphs.with_gradients, results, strict=True):
             gradients[i] = gradient
@@ -300,7 +299,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
     """Returns the body of a node as a function to be traced again."""
     outputs = list(region.placements_out())
 
-    class Again:
+    class RetracedBody:
         placements = outputs
 
         def __call__(self, *local: Any) -> list[Any]:
@@ -309,9 +308,9 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
 
     return Function(
         region.name,
-        Again(),
+        RetracedBody(),
         mesh_of_key(region.mesh),
-        region.are_whole,
+        region.are_full,
         region.placements_in(),
         [f"operand {i}" for i in range(len(operands))],
         None,
@@ -322,12 +321,12 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
 @local_map_hop.py_autograd_impl
 def _with_gradients(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     if get_proxy_mode() is not None:
-        return tuple(_run(trace(_function_of(body, Region.of(region), operands), operands)))
-    return _at_once(body, region, *operands)
+        return tuple(_emit_nodes(trace(_function_of(body, Region.of(region), operands), operands)))
+    return _on_data(body, region, *operands)
 
 
 @local_map_hop.py_functionalize_impl
-def _functionalized(ctx: Any, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+def _functionalize(ctx: Any, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     plain = ctx.unwrap_tensors(operands)
     with ctx.redispatch_to_next():
         results: tuple[Any, ...] = ctx.wrap_tensors(local_map_hop(body, region, *plain))
@@ -335,7 +334,7 @@ def _functionalized(ctx: Any, body: Any, region: tuple[Any, ...], *operands: Any
 
 
 @local_map_hop.py_impl(ProxyTorchDispatchMode)
-def _recorded(
+def _record_node(
     mode: ProxyTorchDispatchMode, body: Any, region: tuple[Any, ...], *operands: Any
 ) -> tuple[Any, ...]:
     example = local_map_hop(body, region, *operands)
@@ -368,32 +367,32 @@ def _node_name(name: str) -> str:
 
 
 @local_map_hop.py_impl(FakeTensorMode)
-def _shapes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+def _on_fakes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     known = Region.of(region)
     with mode:
-        if not known.are_whole:
+        if not known.are_full:
             return tuple(body(*operands))
         function = _function_of(body, known, operands)
         results = body(*local_fakes(function, operands, mode))
-        return tuple(function.whole_fakes(operands, results))
+        return tuple(function.full_fakes(operands, results))
 
 
 @local_map_hop.py_impl(DispatchKey.CompositeExplicitAutograd)
-def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+def _on_data(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
     """Runs the call on data. A rank takes its shards of full tensors; every rank gets the full results."""
     known = Region.of(region)
-    if not known.are_whole:
+    if not known.are_full:
         return tuple(body(*operands))
     mesh = mesh_of_key(known.mesh)
     replicated = (Replicate(),) * mesh.ndim
 
-    def as_dtensor(whole: Tensor) -> DTensor:
-        spec = spec_of(mesh, replicated, whole)
-        return from_local(whole, spec, spec, mesh)
+    def as_dtensor(full: Tensor) -> DTensor:
+        spec = spec_of(mesh, replicated, full)
+        return from_local(full, spec, spec, mesh)
 
     def as_tensor(result: DTensor) -> Tensor:
-        whole = redistribute(result, placements=replicated)
-        return to_local(whole, whole._spec)
+        full = redistribute(result, placements=replicated)
+        return to_local(full, full._spec)
 
     sharded = [
         as_dtensor(operand) if isinstance(operand, Tensor) and placements is not None else operand
@@ -423,7 +422,7 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
 for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective checkpointing
 
     @local_map_hop.py_impl(_mode)
-    def _chosen(mode: Any, *args: Any, **kwargs: Any) -> Any:
+    def _checkpointed(mode: Any, *args: Any, **kwargs: Any) -> Any:
         return mode.__torch_dispatch__(local_map_hop, [], args, kwargs)
 
 

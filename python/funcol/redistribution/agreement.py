@@ -60,7 +60,7 @@ class MeshValue(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Entry(NamedTuple):
+class TensorValue(NamedTuple):
     """A tensor, by value. ``mesh`` is an index into :attr:`Manifest.meshes`; ``None`` for a plain tensor."""
 
     name: str
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     target: str = ""  # the requested placements
 
 
-_COMPARED = {
+_COMPARED_FIELDS = {
     "shape": "shape",
     "dtype": "dtype",
     "placements": "placements",
@@ -89,7 +89,7 @@ class Manifest:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self.entries: list[Entry] = []
+        self.entries: list[TensorValue] = []
         self.meshes: list[MeshValue] = []
         self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
@@ -101,7 +101,7 @@ class Manifest:
         sent_as = "none" if dtype is None else str(dtype)
         shape, own = tuple(tensor.shape), str(tensor.dtype)
         if not isinstance(tensor, DTensor):
-            self.entries.append(Entry(name, shape, own, "", "", tensor.device.type, None, sent_as))
+            self.entries.append(TensorValue(name, shape, own, "", "", tensor.device.type, None, sent_as))
             return
         spec = tensor._spec
         mesh = self._of_mesh.get(spec.mesh)
@@ -114,7 +114,7 @@ class Manifest:
         placements, wanted = self._text_of(spec.placements), self._text_of(tuple(target)) if target else ""
         order = str(tuple(map(tuple, spec.shard_order))) if has_own_order(spec) else ""
         device = tensor._local_tensor.device.type if is_inside else ""
-        self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as, wanted))
+        self.entries.append(TensorValue(name, shape, own, placements, order, device, number, sent_as, wanted))
 
     def add_mesh(self, mesh: DeviceMesh) -> int:
         """Adds ``mesh``, whose ranks have to agree, unless it is known. Returns its index."""
@@ -132,7 +132,7 @@ class Manifest:
         """Returns the manifest whose :meth:`values` another rank has sent."""
         options, entries, meshes, ties = values
         made = cls(options)
-        made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
+        made.entries = [TensorValue(name, tuple(shape), *rest) for name, shape, *rest in entries]
         made.meshes = [MeshValue(tuple(ranks), tuple(shape)) for ranks, shape in meshes]
         made.ties = frozenset((first, other) for first, other in ties)
         return made
@@ -182,8 +182,8 @@ class Agreement:
 
     def __init__(self, op: str, group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None) -> None:
         self.op = op
-        self._is_over = False
-        self.tells = False  # equal on all ranks
+        self._has_ended = False
+        self.exchanges_values = False  # equal on all ranks
         self.num_done = 0  # tensors, reported to the others if this rank leaves
         self.group: dist.ProcessGroup | None = None
         self.ranks = [0]
@@ -220,74 +220,74 @@ class Agreement:
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
 
-    def _meet(self, manifest: Manifest | None, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
+    def _meet(self, manifest: Manifest | None, continues: bool = True) -> tuple[dict[int, Manifest], bool]:
         """Joins the exchange of the ranks. Without a manifest, this rank sends what was agreed before.
         Returns the manifests of the ranks that send with this one, and true if a rank goes on."""
         if self.group is None:
             return {} if manifest is None else {self.own_rank: manifest}, False
         content = _NO_MANIFEST if manifest is None else manifest.digest()
-        high, low, left, going = self._reduced(content, -content, leaves=False, goes_on=goes_on)
+        high, low, left, going = self._reduce_max(content, -content, leaves=False, continues=continues)
         if left:
-            self._is_over = True
-            reasons = {rank: one for rank, one in self._all("null").items() if one is not None}
+            self._has_ended = True
+            reasons = {rank: one for rank, one in self._gather("null").items() if one is not None}
             rank, (num_done, reason) = min(reasons.items())
             raise RuntimeError(
                 f"funcol::{self.op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
                 "tensors on every rank, or leave on all alike."
             )
         if high != -low:
-            return self._compared(manifest), bool(going)
+            return self._compare_all(manifest), bool(going)
         return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(going)
 
-    def _compared(self, manifest: Manifest | None) -> dict[int, Manifest]:
+    def _compare_all(self, manifest: Manifest | None) -> dict[int, Manifest]:
         """Returns the manifests of the ranks that have to agree with this one. Raises ValueError on all ranks
         if ranks that have to agree do not."""
-        given = self._all(json.dumps(manifest and manifest.values()))
+        given = self._gather(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
         parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
         try:
             for part in parts:
                 compare(part, self.op)
         except ValueError:
-            self._is_over = True  # all ranks raise
+            self._has_ended = True  # all ranks raise
             raise
         return next((part for part in parts if self.own_rank in part), {})
 
-    def tell(self, value: object) -> dict[int, Any]:
+    def exchange(self, value: object) -> dict[int, Any]:
         """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
         text = json.dumps(value)  # TypeError before others wait for it
         self._meet(None)
-        return self._all(text)
+        return self._gather(text)
 
-    def go_on(self, value: object = None) -> dict[int, Any]:
+    def meet_for_bucket(self, value: object = None) -> dict[int, Any]:
         """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
-        if :attr:`tells`."""
+        if :attr:`exchanges_values`."""
         text = json.dumps(value)
         self._meet(None)
-        return self._all(text) if self.tells else {}
+        return self._gather(text) if self.exchanges_values else {}
 
     def end(self, manifest: Manifest | None = None) -> None:
         """Waits until all ranks have ended. ``manifest`` is an empty one if ranks meet before each bucket."""
-        while self._meet(manifest, goes_on=False)[1]:
-            if self.tells:
-                self._all("null")
-        self._is_over = True
+        while self._meet(manifest, continues=False)[1]:
+            if self.exchanges_values:
+                self._gather("null")
+        self._has_ended = True
 
     def leave(self, reason: str) -> None:
         """Reports to all ranks that this one leaves before the end, unless all have raised."""
-        if self._is_over or self.group is None or not dist.is_initialized():
+        if self._has_ended or self.group is None or not dist.is_initialized():
             return
-        self._is_over = True
-        self._reduced(0, 0, leaves=True, goes_on=False)
-        self._all(json.dumps((self.num_done, reason)))
+        self._has_ended = True
+        self._reduce_max(0, 0, leaves=True, continues=False)
+        self._gather(json.dumps((self.num_done, reason)))
 
-    def _reduced(self, high: int, low: int, leaves: bool, goes_on: bool) -> list[int]:
+    def _reduce_max(self, high: int, low: int, leaves: bool, continues: bool) -> list[int]:
         with _disable_current_modes():
-            numbers = torch.tensor([high, low, leaves, goes_on], dtype=torch.int64, device=self._device)
+            numbers = torch.tensor([high, low, leaves, continues], dtype=torch.int64, device=self._device)
             dist.all_reduce(numbers, dist.ReduceOp.MAX, self.group)
             return numbers.tolist()
 
-    def _all(self, given: str) -> dict[int, Any]:
+    def _gather(self, given: str) -> dict[int, Any]:
         """Returns the values that the ranks give in JSON, by rank."""
         if self.group is None:
             return {self.own_rank: json.loads(given)}
@@ -336,19 +336,19 @@ def sets_that_agree(manifests: Mapping[int, Manifest]) -> list[list[int]]:
 
 def compare(manifests: Mapping[int, Manifest], op: str) -> None:
     """Raises ValueError with the first difference between ``manifests``, which are by rank."""
-    for what, values in _compared_values(manifests):
+    for what, values in _values_to_compare(manifests):
         found: dict[Any, list[int]] = {}
         for rank, value in values.items():
             found.setdefault(value, []).append(rank)
         if len(found) > 1:
             raise ValueError(
-                f"funcol::{op}: the ranks go through different tensors: {what} {_listed(found)}. Pass the "
-                "same names, shapes, dtypes and placements in the same order, and the same options, on every "
-                "rank."
+                f"funcol::{op}: the ranks go through different tensors: {what} {_list_by_rank(found)}. Pass "
+                "the same names, shapes, dtypes and placements in the same order, and the same options, on "
+                "every rank."
             )
 
 
-def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, dict[int, Any]]]:
+def _values_to_compare(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, dict[int, Any]]]:
     """Yields, in words, what has to be equal, and its value on each rank, if the values before are equal."""
     for option in next(iter(manifests.values())).options:
         yield f"{option} is", {rank: one.options[option] for rank, one in manifests.items()}
@@ -359,7 +359,7 @@ def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, d
             {rank: f"'{here[rank].name}'" if rank in here else "missing" for rank in manifests},
         )
         name = next(iter(here.values())).name
-        for field, word in _COMPARED.items():
+        for field, word in _COMPARED_FIELDS.items():
             yield f"the {word} of '{name}' is", {rank: getattr(entry, field) for rank, entry in here.items()}
         yield f"'{name}' is on", {rank: entry.device for rank, entry in here.items() if entry.device}
         meshes = {rank: one.mesh_of(index) for rank, one in manifests.items()}
@@ -375,7 +375,7 @@ def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, d
             )
 
 
-def _listed(found: Mapping[Any, Sequence[int]]) -> str:
+def _list_by_rank(found: Mapping[Any, Sequence[int]]) -> str:
     def of(ranks: Sequence[int]) -> str:
         listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         return f"on rank {listed}" if len(ranks) == 1 else f"on ranks {listed}"
@@ -403,7 +403,7 @@ def own_ties(tensors: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
             spec = tensor._spec
             order = str(spec.shard_order) if has_own_order(spec) else ""
             layout = tuple(tensor.shape), spec.mesh, tuple(spec.placements), order
-            first = firsts.setdefault((identity(tensor._local_tensor), layout), index)
+            first = firsts.setdefault((memory_key(tensor._local_tensor), layout), index)
             if first != index:
                 found.add((first, index))
     return frozenset(found)
@@ -424,7 +424,7 @@ def agreed_ties(manifests: Mapping[int, Manifest]) -> dict[int, int]:
     return found
 
 
-def identity(tensor: Tensor) -> Any:
+def memory_key(tensor: Tensor) -> Any:
     """Returns a key that is equal for two tensors if they are the same elements of the same memory."""
     held = settled(tensor)
     return (

@@ -13,7 +13,7 @@ from torch.utils._debug_mode import get_active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _C, _compat
-from ..collectives.groups import group_named, mesh_group_name
+from ..collectives.groups import group_by_name, mesh_group_name
 from .meshes import merged_groups
 
 
@@ -35,7 +35,7 @@ def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
                 along_axis = along_axis.select(axis, coordinate[axis])
         ranks = along_axis.tolist()
     try:
-        members = _members(group_named(name))
+        members = _members(group_by_name(name))
     except (RuntimeError, ValueError):  # the group is gone, as uses of its name report
         return name, []
     return name, [] if members == ranks else [ranks.index(member) for member in members]
@@ -86,9 +86,9 @@ def fill_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Te
     return result
 
 
-_C.hand_over("axis_group", axis_group)
-_C.hand_over("ranks_of_mesh", ranks_of_mesh)
-_C.hand_over("note_redistribution", note_redistribution)
-_C.hand_over("apply_mask", apply_mask)
-_C.hand_over("fill_mask", fill_mask)
-_C.hand_over("make_spec", _compat.make_spec)
+_C.register_callback("axis_group", axis_group)
+_C.register_callback("ranks_of_mesh", ranks_of_mesh)
+_C.register_callback("note_redistribution", note_redistribution)
+_C.register_callback("apply_mask", apply_mask)
+_C.register_callback("fill_mask", fill_mask)
+_C.register_callback("make_spec", _compat.make_spec)

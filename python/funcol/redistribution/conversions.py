@@ -19,15 +19,15 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 
 from .. import _C
-from .functions import redistribute, redistributed_by_python
+from .functions import redistribute, redistribute_in_python
 from .local_redistribute import RedistributionOptions, make_dtensor, settled
 from .specs import (
     copy_onto,
-    counted_from_0,
     dense_strides_like,
     has_own_order,
     meta_of,
     target_spec,
+    with_nonnegative_dim,
     without_partials,
 )
 
@@ -112,7 +112,7 @@ def _in_order_of(
     ``spec`` cut first, in its order."""
     meta = meta or meta_of(spec)
     chosen = without_partials(spec.placements) if placements is None else placements
-    chosen = tuple(counted_from_0(one, len(meta.shape)) for one in chosen)
+    chosen = tuple(with_nonnegative_dim(one, len(meta.shape)) for one in chosen)
     before = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in spec.shard_order}
     order = []
     for dim in range(len(meta.shape)):
@@ -149,9 +149,9 @@ def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...])
             "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
         )
         options = RedistributionOptions(lenient=True)
-        gradient = redistributed_by_python(gradient, None, placements, None, None, None, options)
+        gradient = redistribute_in_python(gradient, None, placements, None, None, None, options)
     return gradient.to_local()
 
 
-_C.hand_over("gradient_of_to_local", gradient_of_to_local)
-_C.hand_over("gradient_of_from_local", gradient_of_from_local)
+_C.register_callback("gradient_of_to_local", gradient_of_to_local)
+_C.register_callback("gradient_of_from_local", gradient_of_from_local)

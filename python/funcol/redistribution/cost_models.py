@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .. import _C
-from .texts import MOST_RANKS
+from .texts import MOST_RANKS, short_repr
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 """The collectives of plans."""
@@ -72,13 +72,14 @@ class AlphaBeta:
         """
         what = f"AlphaBeta.load: {path}"
         try:
-            content = json.loads(_read(path), object_pairs_hook=_without_twins)
+            content = json.loads(_read(path), object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
             raise ValueError(f"{what} is not valid JSON of a cost model: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
         if not isinstance(parts["axes"], dict) or not parts["axes"]:
             raise ValueError(
-                f"{what}: 'axes' is {_short(parts['axes'])}, expected an object with an entry for each axis."
+                f"{what}: 'axes' is {short_repr(parts['axes'])}, expected an object with an entry for each "
+                "axis."
             )
         axes = {name: _axis(axis, f"{what}: axis '{name}'") for name, axis in parts["axes"].items()}
         return cls(axes, _link(parts["copy"], f"{what}: 'copy'"))
@@ -125,7 +126,7 @@ def _axis(value: Any, what: str) -> AxisCost:
     parts = _keys(value, ("size", *COLLECTIVES), what)
     size = parts["size"]
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_RANKS:
-        raise ValueError(f"{what}: 'size' is {_short(size)}, expected a number of ranks.")
+        raise ValueError(f"{what}: 'size' is {short_repr(size)}, expected a number of ranks.")
     return AxisCost(size, *(_link(parts[kind], f"{what}: '{kind}'") for kind in COLLECTIVES))
 
 
@@ -138,7 +139,7 @@ def _link(value: Any, what: str) -> LinkCost:
         if not is_number or not (_LEAST_BANDWIDTH if is_bandwidth else 0) <= number <= _MOST:
             least = f"more than 0, from {_LEAST_BANDWIDTH:g}" if is_bandwidth else "0 or more, up"
             raise ValueError(
-                f"{what}: '{key}' is {_short(number)}, expected a number of {least} to {_MOST:g}."
+                f"{what}: '{key}' is {short_repr(number)}, expected a number of {least} to {_MOST:g}."
             )
     return LinkCost(float(parts["latency_us"]), float(parts["gigabytes_per_s"]))
 
@@ -151,36 +152,27 @@ def _read(path: str | Path) -> str:
     return data.decode()
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {_short(key)} is there twice")
+            raise ValueError(f"the key {short_repr(key)} is there twice")
         found[key] = value
     return found
-
-
-def _short(value: Any) -> str:
-    """Returns ``repr(value)``, which may be of any length, shortened for an error."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int of too many digits
-        return "a number of thousands of digits"
-    except RecursionError:
-        return "a value that is nested deeply"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(
-            f"{what} is {_short(value)}, expected an object with the keys {', '.join(expected)}."
+            f"{what} is {short_repr(value)}, expected an object with the keys {', '.join(expected)}."
         )
     for key in expected:
         if key not in value:
-            found = _short(", ".join(value)).strip("'\"") or "none"
+            found = short_repr(", ".join(value)).strip("'\"") or "none"
             raise ValueError(f"{what}: the key '{key}' is missing. There are {found}.")
     for key in value:
         if key not in expected:
-            raise ValueError(f"{what}: the key {_short(key)} is unknown. There are {', '.join(expected)}.")
+            raise ValueError(
+                f"{what}: the key {short_repr(key)} is unknown. There are {', '.join(expected)}."
+            )
     return value

@@ -15,10 +15,15 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C
-from ..collectives.groups import group_named, mesh_group_name
+from ..collectives.groups import group_by_name, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
-from .local_redistribute import Redistribute, RedistributionOptions, axes_with_own_rules, redistributed
+from .local_redistribute import (
+    Redistribute,
+    RedistributionOptions,
+    axes_with_own_rules,
+    redistribute_with_autograd,
+)
 from .meshes import merged_groups
 from .planning import CostModels, mesh_of, models_for
 from .specs import has_symbols, meta_of, target_spec, without_partials
@@ -52,10 +57,10 @@ class CrossMeshOptions(RedistributionOptions):
         """Reduces what C++ cannot move. Returns a spec that is replicated where ``src`` is partial."""
         meta = TensorMeta(gradient.shape, gradient.stride(), dtype)
         dst = dataclasses.replace(src, placements=without_partials(src.placements), tensor_meta=meta)
-        return _with_known_partials(gradient), dst
+        return _reduce_special(gradient), dst
 
 
-def are_different(mesh: DeviceMesh, other: DeviceMesh | None) -> bool:
+def is_other_mesh(mesh: DeviceMesh, other: DeviceMesh | None) -> bool:
     """Returns true if ``other`` is a mesh other than ``mesh``."""
     return other is not None and other is not mesh and other != mesh
 
@@ -101,14 +106,14 @@ def redistribute_between(
             moved = NotImplemented
         if moved is not NotImplemented:
             return moved  # type: ignore[no-any-return]
-    prepared = [_with_known_partials(dtensor) for dtensor in dtensors]
+    prepared = [_reduce_special(dtensor) for dtensor in dtensors]
     dsts = tuple(
         target_spec(dtensor._spec, mesh, _without_own_rules(target), order, forward_dtype)
         for dtensor, target in zip(prepared, targets, strict=True)
     )
     dtypes = ((dtype,) * len(prepared) for dtype in (forward_dtype, backward_dtype))
     moved = Redistribute.apply(dsts, options, *dtypes, True, *prepared)
-    return [*map(_placed, moved, targets)]
+    return [*map(_redistribute_special, moved, targets)]
 
 
 def _agree(
@@ -156,17 +161,17 @@ def _without_own_rules(placements: Sequence[Placement]) -> tuple[Placement, ...]
     return tuple(Replicate() if _is_special(one) else one for one in placements)
 
 
-def _with_known_partials(dtensor: DTensor) -> DTensor:
+def _reduce_special(dtensor: DTensor) -> DTensor:
     """Reduces masks, and partials that have rules of their own, in ``dtensor``."""
-    return _placed(dtensor, _without_own_rules(dtensor.placements))
+    return _redistribute_special(dtensor, _without_own_rules(dtensor.placements))
 
 
-def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+def _redistribute_special(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
     """Redistributes ``dtensor`` to ``placements`` if either has masks or partials with rules of their own."""
     if not _need_steps(dtensor, placements):
         return dtensor
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements)
-    return redistributed(dtensor, dst, RedistributionOptions())
+    return redistribute_with_autograd(dtensor, dst, RedistributionOptions())
 
 
 def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:
@@ -211,7 +216,7 @@ def _groups(src: DeviceMesh, dst: DeviceMesh) -> Iterator[tuple[str, list[int]]]
             continue
         names = [mesh_group_name(mesh, axis) for axis in range(mesh.ndim)]
         for name in (*names, *merged_groups(mesh).values()):
-            yield name, dist.get_process_group_ranks(group_named(name))
+            yield name, dist.get_process_group_ranks(group_by_name(name))
 
 
-_C.hand_over("mesh_pair", mesh_pair)
+_C.register_callback("mesh_pair", mesh_pair)

@@ -23,14 +23,14 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import mesh_value
 from .cost_models import CostModel
-from .cross_mesh import are_different, redistribute_between
+from .cross_mesh import is_other_mesh, redistribute_between
 from .local_redistribute import (
     Redistribute,
     RedistributionOptions,
     axes_with_own_rules,
     make_dtensor,
     move,
-    redistributed,
+    redistribute_with_autograd,
     redistribution_options,
 )
 from .owner_moves import from_owners, to_owners
@@ -111,7 +111,7 @@ def redistribute(
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
     target = tuple(placements)
-    if are_different(dtensor.device_mesh, device_mesh):
+    if is_other_mesh(dtensor.device_mesh, device_mesh):
         assert device_mesh is not None
         return redistribute_between(
             [dtensor],
@@ -139,9 +139,7 @@ def redistribute(
         )
         if moved is not NotImplemented:
             return moved
-    return redistributed_by_python(
-        dtensor, device_mesh, target, order, forward_dtype, backward_dtype, options
-    )
+    return redistribute_in_python(dtensor, device_mesh, target, order, forward_dtype, backward_dtype, options)
 
 
 def check_is_mesh(device_mesh: Any) -> None:
@@ -152,7 +150,7 @@ def check_is_mesh(device_mesh: Any) -> None:
         raise TypeError(f"funcol::redistribute: device_mesh is a {type(device_mesh).__name__}{remedy}")
 
 
-def redistributed_by_python(
+def redistribute_in_python(
     dtensor: DTensor,
     device_mesh: DeviceMesh | None,
     placements: tuple[Placement, ...],
@@ -169,7 +167,7 @@ def redistributed_by_python(
     if not records and forward_dtype is None:
         local = options.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    return redistributed(dtensor, dst, options, forward_dtype, backward_dtype)
+    return redistribute_with_autograd(dtensor, dst, options, forward_dtype, backward_dtype)
 
 
 @overload
@@ -258,7 +256,7 @@ def redistribute_many(
     if not tensors:
         return []
     if device_mesh is not None and any(
-        isinstance(tensor, DTensor) and are_different(tensor.device_mesh, device_mesh) for tensor in tensors
+        isinstance(tensor, DTensor) and is_other_mesh(tensor.device_mesh, device_mesh) for tensor in tensors
     ):
         _check_all(tensors, DTensor, "a DTensor")
         return _from_each_mesh(
@@ -307,7 +305,7 @@ def _from_each_mesh(
         indices = by_mesh[src_mesh]
         of_mesh = [tensors[index] for index in indices]
         wanted = [targets[index] for index in indices]
-        if are_different(src_mesh, mesh):
+        if is_other_mesh(src_mesh, mesh):
             moved = redistribute_between(of_mesh, mesh, wanted, agrees=True, **options)
         else:
             moved = redistribute_many(of_mesh, wanted, **options)

@@ -22,14 +22,14 @@ from . import callbacks as callbacks  # which C++ calls
 from .planning import CostModels, mesh_of, model_for
 from .specs import gradient_target_spec, has_symbols, meta_of
 
-_by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
+_pytorch_redistribute: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
 
 
-def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
+def set_pytorch_redistribute(function: Callable[..., Tensor]) -> None:
     """Makes ``function`` move the tensors that have no plan: a copy of PyTorch's function, since PyTorch's
     may itself call funcol's."""
-    global _by_pytorch
-    _by_pytorch = function
+    global _pytorch_redistribute
+    _pytorch_redistribute = function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +106,11 @@ def move(
     """
 
     def by_pytorch() -> Tensor:
-        return _by_pytorch(local, src, dst, async_op=async_op, is_explicit=is_explicit)
+        return _pytorch_redistribute(local, src, dst, async_op=async_op, is_explicit=is_explicit)
 
     if src.tensor_meta is not None and _is_symbolic(local, src.tensor_meta):
         is_usual = model is None and max_bytes is None
-        if lenient or (is_usual and _has_way_of_pytorch(src, dst)):
+        if lenient or (is_usual and _pytorch_supports(src, dst)):
             return by_pytorch()
     try:
         moved = _C.redistribute_local_tensor(
@@ -139,11 +139,11 @@ def move(
     return local
 
 
-def _is_symbolic(local: object, whole: TensorMeta) -> bool:
-    return has_symbols(whole) or (isinstance(local, Tensor) and has_symbols(local))
+def _is_symbolic(local: object, full: TensorMeta) -> bool:
+    return has_symbols(full) or (isinstance(local, Tensor) and has_symbols(local))
 
 
-def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
+def _pytorch_supports(src: DTensorSpec, dst: DTensorSpec) -> bool:
     """Returns true if PyTorch can move a tensor from ``src`` to ``dst``. PyTorch makes no partials."""
     return all(
         not wanted.is_partial() or wanted == held
@@ -156,7 +156,7 @@ _KINDS = (Replicate, Shard, _StridedShard, _MaskPartial)
 _REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "bxor"})
 
 
-def are_known(placements: Iterable[Placement]) -> bool:
+def plans_support(placements: Iterable[Placement]) -> bool:
     """Returns true if plans support all of these kinds of placements."""
     return all(
         type(placement) in _KINDS or (type(placement) is Partial and placement.reduce_op in _REDUCTIONS)
@@ -255,7 +255,7 @@ def _as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype=dtype)
 
 
-def redistributed(
+def redistribute_with_autograd(
     dtensor: DTensor,
     dst: DTensorSpec,
     options: RedistributionOptions,
@@ -280,7 +280,7 @@ def gradient_of_redistribute(
     """Redistributes ``gradient``, of a tensor of ``spec``, to that spec. It is sent as ``sent_dtype``."""
     options = RedistributionOptions(async_op, model, max_bytes, lenient=True)
     gradient, dst = options.target_of_gradient(gradient, spec, result_dtype)
-    return redistributed(gradient, dst, options, sent_dtype, sent_dtype, is_explicit=False)
+    return redistribute_with_autograd(gradient, dst, options, sent_dtype, sent_dtype, is_explicit=False)
 
 
-_C.hand_over("gradient_of_redistribute", gradient_of_redistribute)
+_C.register_callback("gradient_of_redistribute", gradient_of_redistribute)

@@ -69,4 +69,4 @@ def simulates_ranks() -> bool:
     return module is not None and module.local_tensor_mode() is not None
 
 
-_C.hand_over("mesh_axes", mesh_axes)
+_C.register_callback("mesh_axes", mesh_axes)

@@ -21,12 +21,12 @@ def to_owners(
     """Moves each tensor to its owner, in full."""
     token: Tensor | None = None
     if torch.is_grad_enabled() and any(dtensor.requires_grad for dtensor in dtensors):
-        token, *wholes = ToOwners.apply(tuple(owners), async_op, max_bytes, *dtensors)
+        token, *full_tensors = ToOwners.apply(tuple(owners), async_op, max_bytes, *dtensors)
     else:
-        wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
+        full_tensors = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
     return [
-        OwnedTensor(owner, whole, dtensor._spec, token if dtensor.requires_grad else None)
-        for dtensor, owner, whole in zip(dtensors, owners, wholes, strict=True)
+        OwnedTensor(owner, full, dtensor._spec, token if dtensor.requires_grad else None)
+        for dtensor, owner, full in zip(dtensors, owners, full_tensors, strict=True)
     ]
 
 
@@ -46,8 +46,8 @@ def from_owners(
         if any(one.token is not None for one in owned):
             given = [part for one in owned for part in (one.token, one.whole)]
             return list(FromOwners.apply(specs, owners, targets, async_op, max_bytes, *given))
-    wholes = [one.whole for one in owned]
-    return _C.move_from_owners(wholes, list(specs), list(owners), list(targets), async_op, max_bytes)
+    full_tensors = [one.whole for one in owned]
+    return _C.move_from_owners(full_tensors, list(specs), list(owners), list(targets), async_op, max_bytes)
 
 
 class ToOwners(torch.autograd.Function):
@@ -58,24 +58,30 @@ class ToOwners(torch.autograd.Function):
     def forward(
         ctx: Any, owners: tuple[int, ...], async_op: bool, max_bytes: int | None, *dtensors: DTensor
     ) -> tuple[Tensor | None, ...]:
-        wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
+        full_tensors = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
         # Gradients are replicated where tensors are partial, as in redistribute().
         ctx.specs = tuple(gradient_spec(one._spec) for one in dtensors)
-        ctx.owners, ctx.max_bytes, ctx.owned = owners, max_bytes, [whole is not None for whole in wholes]
+        ctx.owners, ctx.max_bytes, ctx.owned = owners, max_bytes, [full is not None for full in full_tensors]
         needed = ctx.needs_input_grad[3:]
         ctx.mark_non_differentiable(
-            *(one for one, is_needed in zip(wholes, needed, strict=True) if one is not None and not is_needed)
+            *(
+                one
+                for one, is_needed in zip(full_tensors, needed, strict=True)
+                if one is not None and not is_needed
+            )
         )
-        return dtensors[0]._local_tensor.new_zeros(0, dtype=torch.float32), *wholes
+        return dtensors[0]._local_tensor.new_zeros(0, dtype=torch.float32), *full_tensors
 
     @staticmethod
-    def backward(ctx: Any, token: Tensor, *wholes: Tensor | None) -> Any:
+    def backward(ctx: Any, token: Tensor, *full_tensors: Tensor | None) -> Any:
         given = [
             part
-            for whole, owned in zip(wholes, ctx.owned, strict=True)
-            for part in (token, whole if owned else None)
+            for full, owned in zip(full_tensors, ctx.owned, strict=True)
+            for part in (token, full if owned else None)
         ]
-        moved = FromOwners.apply(ctx.specs, ctx.owners, (None,) * len(wholes), False, ctx.max_bytes, *given)
+        moved = FromOwners.apply(
+            ctx.specs, ctx.owners, (None,) * len(full_tensors), False, ctx.max_bytes, *given
+        )
         return None, None, None, *moved
 
 
@@ -95,9 +101,9 @@ class FromOwners(torch.autograd.Function):
     ) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.owners, ctx.max_bytes = owners, max_bytes
-        tokens, wholes = given[::2], given[1::2]
+        tokens, full_tensors = given[::2], given[1::2]
         moved = _C.move_from_owners(
-            list(wholes), list(specs), list(owners), list(placements), async_op, max_bytes
+            list(full_tensors), list(specs), list(owners), list(placements), async_op, max_bytes
         )
         ctx.mark_non_differentiable(*(one for one, token in zip(moved, tokens, strict=True) if token is None))
         return tuple(moved)
@@ -108,7 +114,7 @@ class FromOwners(torch.autograd.Function):
         indices = [index for index, grad in enumerate(grads) if grad is not None]
         if indices:
             owners = tuple(ctx.owners[index] for index in indices)
-            token, *wholes = ToOwners.apply(owners, False, ctx.max_bytes, *(grads[i] for i in indices))
-            for index, whole in zip(indices, wholes, strict=True):
-                results[2 * index : 2 * index + 2] = token, whole
+            token, *full_tensors = ToOwners.apply(owners, False, ctx.max_bytes, *(grads[i] for i in indices))
+            for index, full in zip(indices, full_tensors, strict=True):
+                results[2 * index : 2 * index + 2] = token, full
         return None, None, None, None, None, *results

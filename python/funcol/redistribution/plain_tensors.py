@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 
 from .cost_models import CostModel
 from .local_redistribute import RedistributionOptions, redistribution_options
-from .specs import counted_from_0, dense_strides_like, gradient_placements, gradient_spec
+from .specs import dense_strides_like, gradient_placements, gradient_spec, with_nonnegative_dim
 
 _OP = "funcol::redistribute_tensor"
 
@@ -124,7 +124,7 @@ def redistribute_tensor(
     if not (torch.is_grad_enabled() and local.requires_grad):
         return options.run(local, before, after, is_explicit=True)
     of_gradient = rest[0] if rest else gradient_spec(after)
-    return _Move.apply(local, before, after, of_gradient, options, True)  # type: ignore[no-any-return]
+    return _RedistributeLocal.apply(local, before, after, of_gradient, options, True)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _of_partition_spec(spec: PartitionSpec, mesh: DeviceMesh, num_dims: int) -> 
         )
     placements: dict[int, Placement | None] = {}
 
-    def put(axis: Axis, placement: Placement | None) -> int:
+    def add_axis(axis: Axis, placement: Placement | None) -> int:
         number = _axis_number(axis, spec, mesh)
         if number in placements:
             raise ValueError(f"{_OP}: {spec} names the mesh axis {axis!r} twice. Name each axis once.")
@@ -174,13 +174,13 @@ def _of_partition_spec(spec: PartitionSpec, mesh: DeviceMesh, num_dims: int) -> 
     order = []
     for dim, entry in enumerate(spec.dims):
         axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        found = tuple(put(axis, Shard(dim)) for axis in axes)
+        found = tuple(add_axis(axis, Shard(dim)) for axis in axes)
         if found:
             order.append((dim, found))
     for axis, reduce_op in spec.partial.items():
-        put(axis, Partial(reduce_op))
+        add_axis(axis, Partial(reduce_op))
     for axis in spec.varying:
-        put(axis, None)
+        add_axis(axis, None)
     is_usual = all(list(axes) == sorted(axes) for _, axes in order)
     by_axis = tuple(placements.get(axis, Replicate()) for axis in range(mesh.ndim))
     return _Layout(by_axis, None if is_usual else tuple(order))
@@ -217,7 +217,7 @@ def _spec(
     mesh: DeviceMesh, layout: _Layout, kept: list[int], shape: tuple[int, ...], local: Tensor
 ) -> DTensorSpec:
     """Returns ``layout`` as a spec on ``mesh``, which has the axes ``kept``."""
-    placements = tuple(counted_from_0(one, len(shape)) for one in layout.placements if one is not None)
+    placements = tuple(with_nonnegative_dim(one, len(shape)) for one in layout.placements if one is not None)
     order = None
     if layout.order is not None:
         order = tuple(
@@ -231,7 +231,7 @@ def _spec(
     )
 
 
-class _Move(torch.autograd.Function):
+class _RedistributeLocal(torch.autograd.Function):
     """A move of ``local`` from ``src`` to ``dst``; the gradient of the result has the spec ``of_gradient``.
     The backward pass applies it again, so it is differentiable any number of times."""
 
@@ -254,5 +254,5 @@ class _Move(torch.autograd.Function):
         held = ctx.of_gradient
         placements = gradient_placements(held.placements, ctx.src.placements)
         target = replace(ctx.src, placements=placements)
-        moved = _Move.apply(grad, held, target, gradient_spec(target), ctx.options, False)
+        moved = _RedistributeLocal.apply(grad, held, target, gradient_spec(target), ctx.options, False)
         return moved, None, None, None, None, None

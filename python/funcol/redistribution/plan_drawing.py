@@ -184,7 +184,7 @@ class _PlanDrawing(_Drawing):
         yield _text(_MARGIN, top + _LABEL, f"{what}: {layout}", "step")
         for place, coordinate in enumerate(self._coordinates):
             where = " ".join(f"{name}{index}" for name, index in zip(names, coordinate, strict=True))
-            fills = [_colour(place, len(self._coordinates))]
+            fills = [_color(place, len(self._coordinates))]
             if "P(" in layout:
                 fills.append("url(#partial)")
             held = self._plan.local_indices(num_steps, list(coordinate))
@@ -218,7 +218,7 @@ class _MeshChangeDrawing(_Drawing):
     def __init__(self, change: MeshChange) -> None:
         super().__init__(change.shape, range(len(change.shape))[-2:])
         self._change = change
-        self._colours = {rank: _colour(place, len(change.ranks)) for place, rank in enumerate(change.ranks)}
+        self._colors = {rank: _color(place, len(change.ranks)) for place, rank in enumerate(change.ranks)}
         # Of the plan without collectives: it has the holders of each block, whichever way the plan goes.
         self._transfer = change.transfer if change.bound is None else change.as_transfer()
 
@@ -229,8 +229,8 @@ class _MeshChangeDrawing(_Drawing):
         matrix_size = (len(change.ranks) + 1) * _SQUARE
         top = _MARGIN + 2 * _LABEL
         lines = (
-            *self._panel(f"source: {change.src}", change.src_ranks, self._held(), top),
-            *self._panel(f"target: {change.dst}", change.dst_ranks, self._wanted(), top + panel_height),
+            *self._panel(f"source: {change.src}", change.src_ranks, self._source_boxes(), top),
+            *self._panel(f"target: {change.dst}", change.dst_ranks, self._target_boxes(), top + panel_height),
             *self._matrix(top + 2 * panel_height),
         )
         return self._document(
@@ -242,16 +242,16 @@ class _MeshChangeDrawing(_Drawing):
             lines,
         )
 
-    def _held(self) -> dict[int, list[tuple[Box, str]]]:
+    def _source_boxes(self) -> dict[int, list[tuple[Box, str]]]:
         """Returns boxes and their colors, by rank."""
         if self._transfer is None:
             return {}
         return {
-            rank: [(box, self._colours[rank]) for box in self._boxes(self._transfer.held(rank) or ())]
+            rank: [(box, self._colors[rank]) for box in self._boxes(self._transfer.held(rank) or ())]
             for rank in self._change.src_ranks
         }
 
-    def _wanted(self) -> dict[int, list[tuple[Box, str]]]:
+    def _target_boxes(self) -> dict[int, list[tuple[Box, str]]]:
         wanted: dict[int, list[tuple[Box, str]]] = {}
         transfer = self._transfer
         if transfer is None:
@@ -262,7 +262,7 @@ class _MeshChangeDrawing(_Drawing):
             for x, y, width, height in self._boxes(message.indices):
                 # A part of a box is drawn as rows of it.
                 part = (x, y + begin * height, width, size * height)
-                wanted.setdefault(message.receiver, []).append((part, self._colours[message.sender]))
+                wanted.setdefault(message.receiver, []).append((part, self._colors[message.sender]))
         return wanted
 
     def _panel(
@@ -308,5 +308,5 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(text)}</text>'
 
 
-def _colour(place: int, count: int) -> str:
+def _color(place: int, count: int) -> str:
     return f"hsl({360 * place / count:.0f},60%,55%)"

@@ -112,19 +112,19 @@ def block_counts(plan: Plan) -> list[str]:
     """Returns a line for each layout of ``plan``: the number of different blocks and of the ranks of each."""
     if num_ranks(plan) > MOST_COUNTED:
         return [f"no count of different blocks: there are more than {MOST_COUNTED} ranks"]
-    return [f"{layout}: {_counted(plan, step)}" for step, layout in enumerate(layouts(plan))]
+    return [f"{layout}: {_block_count_text(plan, step)}" for step, layout in enumerate(layouts(plan))]
 
 
-def _counted(plan: Plan, num_steps: int) -> str:
+def _block_count_text(plan: Plan, num_steps: int) -> str:
     held = Counter(block(plan, num_steps, at) for at in coordinates(plan, MOST_COUNTED))
     without = held.pop("nothing", 0)
     least, most = min(held.values(), default=0), max(held.values(), default=0)
-    each = _counted_as(least, "rank") if least == most else f"{least} to {most} ranks"
-    nothing = f"; {_counted_as(without, 'rank')} without any" if without else ""
-    return f"{_counted_as(len(held), 'different block')}, each on {each}{nothing}"
+    each = _count_text(least, "rank") if least == most else f"{least} to {most} ranks"
+    nothing = f"; {_count_text(without, 'rank')} without any" if without else ""
+    return f"{_count_text(len(held), 'different block')}, each on {each}{nothing}"
 
 
-def _counted_as(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

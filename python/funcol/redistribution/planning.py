@@ -145,8 +145,8 @@ def plan_mesh_change(
     return _C.plan_mesh_change(
         src,
         dst,
-        _ranked(mesh, ranks),
-        _ranked(to_mesh, to_ranks),
+        _with_ranks(mesh, ranks),
+        _with_ranks(to_mesh, to_ranks),
         sizes,
         itemsize,
         shard_order(src_shard_order, mesh),
@@ -207,11 +207,11 @@ def models_for(cost_model: CostModels | None, *meshes: _C.Mesh) -> tuple[Any, An
     if cost_model is None:
         return None
     given = cost_model if isinstance(cost_model, tuple) else (cost_model, cost_model)
-    src, dst = (model_for(_part(model, mesh), mesh) for model, mesh in zip(given, meshes, strict=True))
+    src, dst = (model_for(_restrict(model, mesh), mesh) for model, mesh in zip(given, meshes, strict=True))
     return src, dst
 
 
-def _part(model: CostModel, mesh: _C.Mesh) -> CostModel:
+def _restrict(model: CostModel, mesh: _C.Mesh) -> CostModel:
     if not isinstance(model, AlphaBeta):
         return model
     names = axis_names(mesh)
@@ -267,7 +267,7 @@ def read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tupl
     return sizes, known.itemsize
 
 
-def _ranked(mesh: MeshLike, ranks: Sequence[int] | None) -> tuple[_C.Mesh | DeviceMesh, list[int] | None]:
+def _with_ranks(mesh: MeshLike, ranks: Sequence[int] | None) -> tuple[_C.Mesh | DeviceMesh, list[int] | None]:
     if isinstance(mesh, DeviceMesh) and ranks is None:
         return mesh, None
     known = mesh_of(mesh)

@@ -16,8 +16,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from .. import _C
 
 
-def spec_of(mesh: DeviceMesh, placements: tuple[Placement, ...], whole: Tensor) -> DTensorSpec:
-    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+def spec_of(mesh: DeviceMesh, placements: tuple[Placement, ...], full: Tensor) -> DTensorSpec:
+    meta = TensorMeta(full.shape, full.stride(), full.dtype)
     return DTensorSpec(mesh, placements, tensor_meta=meta)
 
 
@@ -29,7 +29,7 @@ def spec_of_shape(
     return DTensorSpec(mesh, placements, tensor_meta=meta)
 
 
-def placed(spec: DTensorSpec, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensorSpec:
+def with_placements(spec: DTensorSpec, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensorSpec:
     """Returns the spec of the tensor of ``spec`` with other ``placements``, in the default shard order."""
     return DTensorSpec(mesh, placements, tensor_meta=meta_of(spec))
 
@@ -39,8 +39,8 @@ def meta_of(spec: DTensorSpec) -> TensorMeta:
     return spec.tensor_meta
 
 
-def has_symbols(whole: DTensorSpec | TensorMeta | Tensor) -> bool:
-    return any(type(size) is not int for size in whole.shape)
+def has_symbols(full: DTensorSpec | TensorMeta | Tensor) -> bool:
+    return any(type(size) is not int for size in full.shape)
 
 
 def has_own_order(spec: DTensorSpec | None) -> bool:
@@ -56,7 +56,7 @@ def is_shard(placement: Any) -> TypeGuard[Shard | _StridedShard]:
     return isinstance(placement, (Shard, _StridedShard))
 
 
-def counted_from_0(placement: Placement, num_dims: int) -> Placement:
+def with_nonnegative_dim(placement: Placement, num_dims: int) -> Placement:
     """Returns ``placement`` with its dim counted from the front."""
     if isinstance(placement, _StridedShard) and placement.dim < 0:
         return _StridedShard(placement.dim + num_dims, split_factor=placement.split_factor)
@@ -103,7 +103,7 @@ def target_spec(
     meta = meta_of(src)
     return DTensorSpec(
         mesh,
-        tuple(counted_from_0(placement, len(meta.shape)) for placement in placements),
+        tuple(with_nonnegative_dim(placement, len(meta.shape)) for placement in placements),
         tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
         shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
     )
@@ -156,4 +156,4 @@ def canonical(spec: DTensorSpec) -> DTensorSpec:
     return known
 
 
-_C.hand_over("redistribution_target", target_spec)
+_C.register_callback("redistribution_target", target_spec)

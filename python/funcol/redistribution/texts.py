@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 MOST_RANKS = 2**31 - 1
 """The largest number of ranks of a mesh."""
@@ -16,6 +17,7 @@ MOST_RANK = 2**24 - 1
 
 _MOST_SIZE = 10**10 - 1  # of an axis: what is read, and then refused by its number
 _MOST_QUOTED = 60
+_MOST_IN_LINE = 2000
 
 
 def number_of(text: str, most: int) -> int | None:
@@ -131,9 +133,21 @@ def quoted(text: str) -> str:
     return one_line(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
 
 
-def one_line(text: str, most: int = 2000) -> str:
+def short_repr(value: Any) -> str:
+    """Returns ``repr(value)``, which may be of any length, shortened for an error."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of too many digits
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a value that is nested deeply"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def one_line(text: str) -> str:
     """Returns ``text`` with unprintable characters escaped, and without its middle if it is too long."""
-    shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    half = _MOST_IN_LINE // 2
+    shown = text if len(text) <= _MOST_IN_LINE else f"{text[:half]} ... {text[-half:]}"
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
         for char in shown

@@ -18,7 +18,7 @@ from .planning import MeshLike, PlacementsLike, Plan, plan_redistribution
 from .specs import meta_of
 
 # Light backgrounds of the 256 colors that terminals have, for black text.
-_COLOURS = (153, 216, 151, 222, 183, 217, 159, 229, 146, 187, 181, 152)
+_COLORS = (153, 216, 151, 222, 183, 217, 159, 229, 146, 187, 181, 152)
 
 
 def show(
@@ -50,11 +50,11 @@ def show(
     check_pieces(plan)
     display = _display_of_notebook() if file is None else None
     if display is not None:
-        text = "\n".join(_lines(plan, ranks, in_colour=False))
+        text = "\n".join(_lines(plan, ranks, in_color=False))
         display({"text/html": plan_as_html(plan, ranks), "text/plain": text}, raw=True)
         return
     out = file or sys.stdout
-    print("\n".join(_lines(plan, ranks, in_colour=out.isatty() and not os.environ.get("NO_COLOR"))), file=out)
+    print("\n".join(_lines(plan, ranks, in_color=out.isatty() and not os.environ.get("NO_COLOR"))), file=out)
 
 
 def _plan_of(
@@ -90,11 +90,11 @@ def _display_of_notebook() -> Any:
     return sys.modules["IPython.display"].display if hasattr(shell, "kernel") else None
 
 
-def _lines(plan: Plan, ranks: Sequence[int] | None, in_colour: bool) -> list[str]:
+def _lines(plan: Plan, ranks: Sequence[int] | None, in_color: bool) -> list[str]:
     rows = holding_rows(plan, ranks, MOST_RANKS)
     lines = aligned(rows, num_left=len(rows[0]))
-    if in_colour:
-        lines[2:] = _coloured(rows, first=len(plan.mesh.sizes) + 1)
+    if in_color:
+        lines[2:] = _color_blocks(rows, first=len(plan.mesh.sizes) + 1)
     title = f"{plan}, {described_tensor(plan)}" if plan.steps else f"{plan.src}, {described_tensor(plan)}"
     if hint := plan.hint:
         lines.append(hint)
@@ -102,16 +102,16 @@ def _lines(plan: Plan, ranks: Sequence[int] | None, in_colour: bool) -> list[str
     return [title, *lines, *([f"... and {more} ranks more", *block_counts(plan)] if more > 0 else [])]
 
 
-def _coloured(rows: Rows, first: int) -> list[str]:
+def _color_blocks(rows: Rows, first: int) -> list[str]:
     """Returns the lines below the header, with one color for equal blocks of a column from ``first`` on."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    colours = [dict(zip(dict.fromkeys(column[2:]), cycle(_COLOURS), strict=False)) for column in columns]
+    colors = [dict(zip(dict.fromkeys(column[2:]), cycle(_COLORS), strict=False)) for column in columns]
     lines = []
     for row in rows[2:]:
         cells = [f"{text:<{width}}" for text, width in zip(row, widths, strict=True)]
         for column in range(first, len(cells)):
-            colour = colours[column][row[column]]
-            cells[column] = f"\x1b[38;5;16;48;5;{colour}m{cells[column]}\x1b[0m"
+            color = colors[column][row[column]]
+            cells[column] = f"\x1b[38;5;16;48;5;{color}m{cells[column]}\x1b[0m"
         lines.append("  ".join(cells))
     return lines

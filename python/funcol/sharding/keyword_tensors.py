@@ -50,17 +50,17 @@ def _complete(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) ->
             else:
                 first = min(first, i)
     wanted = (*keywords, *sorted(tensors))
-    place, named = (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
-    if first >= place and set(wanted).issubset(named):
+    place, listed = (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
+    if first >= place and set(wanted).issubset(listed):
         return info
     return dataclasses.replace(
         info or RuntimeSchemaInfo(),
         static_argnum=min(first, place),
-        static_kwargkey=list(dict.fromkeys((*named, *wanted))) or None,
+        static_kwargkey=list(dict.fromkeys((*listed, *wanted))) or None,
     )
 
 
-def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
+def with_complete_info(op_schema: OpSchema, is_known: bool) -> OpSchema:
     """Returns ``op_schema`` with its :func:`complete_info`: schemas are equal only if their decisions are."""
     info = complete_info(op_schema.op, op_schema.schema_info, is_known)
     if info is op_schema.schema_info:
@@ -68,7 +68,7 @@ def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
     return OpSchema(op_schema.op, op_schema.args_schema, op_schema.kwargs_schema, schema_info=info)
 
 
-class NamedInDispatcher:
+class DispatcherInfoTables:
     """Gives DTensor's dispatcher the :func:`complete_info` of operators, until :meth:`undo`.
 
     An operator is entered at its first decision. PyTorch remembers that decision under a key without the
@@ -80,7 +80,7 @@ class NamedInDispatcher:
         self._seen: set[OpOverload] = set()
         self._undo = ExitStack()
 
-    def name(self, op: OpOverload, is_known: bool) -> None:
+    def complete(self, op: OpOverload, is_known: bool) -> None:
         """Enters the info of ``op``, once."""
         if op in self._seen or not self._tables:
             return
@@ -106,7 +106,7 @@ class NamedInDispatcher:
         self._seen.clear()
 
 
-class MovingSchema(OpSchema):
+class RedistributingSchema(OpSchema):
     """A schema to which the arguments of a call are redistributed, keyword tensors included. ``held_kwargs``
     are the specs of the call's keyword tensors.
     """
@@ -114,15 +114,15 @@ class MovingSchema(OpSchema):
     held_kwargs: dict[str, DTensorSpec]
 
     @staticmethod
-    def of(op_schema: OpSchema, held_kwargs: dict[str, DTensorSpec]) -> MovingSchema:
-        schema = MovingSchema(
+    def of(op_schema: OpSchema, held_kwargs: dict[str, DTensorSpec]) -> RedistributingSchema:
+        schema = RedistributingSchema(
             op_schema.op, op_schema.args_schema, op_schema.kwargs_schema, schema_info=op_schema.schema_info
         )
         schema.held_kwargs = held_kwargs
         return schema
 
 
-def moved(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
+def redistribute(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
     """Redistributes the local ``kwargs`` of a call to ``schema`` by ``move(local, held, wanted)``."""
     held = getattr(schema, "held_kwargs", None)
     if held is None:

@@ -114,16 +114,16 @@ def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[
     return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
 
 
-def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+def squeezed_by_full_sizes(schema: OpSchema) -> OpSchema | None:
     """Returns ``schema`` squeezing only the dims whose full size is 1; ``None`` if this rank's sizes of the
     others are not 1 either."""
     packet: Any = schema.op.overloadpacket
     kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
     shape = source.tensor_meta.shape
-    every = range(len(shape))
-    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
-    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    all_dims = range(len(shape))
+    given: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", all_dims)
+    dims = [all_dims[dim] for dim in ([given] if isinstance(given, int) else given)] if shape else []
     # A symbol is not a size of 1.
     local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
     if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
@@ -151,7 +151,7 @@ def metas_of(argument: Any) -> Any:
     return argument
 
 
-def pending_axes(spec: DTensorSpec) -> set[int]:
+def partial_axes(spec: DTensorSpec) -> set[int]:
     """Returns the axes along which the tensor is partial."""
     return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
 
@@ -173,9 +173,9 @@ def qualified_name(op: OpOverload) -> str:
 # Partial values that are reduced before an operator, where PyTorch's rules take them as they are
 
 
-def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
+def decide_item(op_schema: OpSchema) -> OutputSharding:
     """Returns the decision for ``item()``: partials are reduced first. PyTorch returns each rank's part."""
-    wanted = _replicated(op_schema, [pending_axes(spec) for spec in specs_of(op_schema)])
+    wanted = _replicated(op_schema, [partial_axes(spec) for spec in specs_of(op_schema)])
     return OutputSharding(None, wanted, needs_redistribute=wanted is not op_schema)
 
 
@@ -220,7 +220,7 @@ def _replicated(op_schema: OpSchema, axes: list[set[int]]) -> OpSchema:
     return with_specs(op_schema, list(map(with_replicated, specs_of(op_schema), axes)))
 
 
-def evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
+def without_uneven_averages(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
     """Returns ``op_schema`` without uneven shards if ``sharding`` averages over such shards, else None."""
     outputs: Any = sharding.output_spec
     specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())

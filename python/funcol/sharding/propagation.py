@@ -36,20 +36,20 @@ from ..redistribution.cost_models import CostModel
 from . import keyword_tensors
 from .op_schemas import (
     NORMS,
-    evenly_averaged,
+    decide_item,
     is_sharded,
     metas_of,
     qualified_name,
-    reduced_to_a_number,
     specs_by_keyword,
     specs_of,
     specs_of_elements,
-    squeezed_as_a_whole,
+    squeezed_by_full_sizes,
     with_local_channels,
     with_local_shape,
     with_specs,
     without_extremes,
     without_own_rules,
+    without_uneven_averages,
 )
 
 Row = Sequence["Placement | None"]
@@ -90,7 +90,7 @@ def is_pytorch_tracing() -> bool:
     return functional_collectives._are_we_tracing()
 
 
-class _Table(MutableMapping[OpOverload, Any]):
+class _RuleTable(MutableMapping[OpOverload, Any]):
     """Rules by operator: those of another propagator at any time, some of them hidden or replaced by own
     ones."""
 
@@ -126,7 +126,7 @@ class _Table(MutableMapping[OpOverload, Any]):
         return sum(1 for _ in self)
 
 
-class _Cached:
+class _CachedPropagate:
     """``propagate_op_sharding`` with the two functions of its cache, as in PyTorch's propagator."""
 
     def __init__(self, propagator: ShardingPropagator) -> None:
@@ -162,19 +162,19 @@ class ShardingPropagator(StockPropagator):
         cache_size: int = 8192,
     ) -> None:
         super().__init__()
-        _compat.candidates_in_order(self)
+        _compat.sort_candidate_placements(self)
         self._base = base or DTensor._op_dispatcher.sharding_propagator
         for name, table in _compat.tables(self._base).items():
             # Tables that DTensor's dispatcher reads in C++ have to be the dict itself.
-            setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
+            setattr(self, name, _RuleTable(table) if name in _compat.TABLES_OF_RULES else table)
         self._engine = _C.ShardingEngine(cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
         tables = _compat.tables(self._base)
-        self._keywords = keyword_tensors.NamedInDispatcher(
+        self._info_tables = keyword_tensors.DispatcherInfoTables(
             [tables[name] for name in _compat.TABLES_OF_SCHEMA_INFO if name in tables]
         )
-        self._remembered_whole = functools.lru_cache(cache_size)(self._decide_whole_anew)
-        self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
+        self._cached_full_mesh_rules = functools.lru_cache(cache_size)(self._apply_full_mesh_rules)
+        self.propagate_op_sharding = _CachedPropagate(self)  # type: ignore[assignment]
 
     # Rules
 
@@ -220,8 +220,8 @@ class ShardingPropagator(StockPropagator):
         for name in _compat.rule_tables(self):
             getattr(self, name).hide(op)
         self._own_rows.pop(op, None)
-        self._engine.leave(qualified_name(op))
-        self._remembered_whole.cache_clear()
+        self._engine.disable_rule(qualified_name(op))
+        self._cached_full_mesh_rules.cache_clear()
 
     # Decisions
 
@@ -241,24 +241,24 @@ class ShardingPropagator(StockPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         if op_schema.op is torch.ops.aten._local_scalar_dense.default:
-            return reduced_to_a_number(op_schema)
-        return self._decide_in_cpp(op_schema, remember, self._decide_whole)
+            return decide_item(op_schema)
+        return self._decide_in_cpp(op_schema, remember, self._decide_by_full_mesh_rules)
 
     def _decide_in_cpp(
-        self, op_schema: OpSchema, remember: bool, whole: Callable[[OpSchema, bool], OutputSharding]
+        self, op_schema: OpSchema, remember: bool, fallback: Callable[[OpSchema, bool], OutputSharding]
     ) -> OutputSharding:
-        """Returns the decision of C++, or of ``whole`` if C++ has no rule or does not know the results."""
+        """Returns the decision of C++, or of ``fallback`` if C++ has no rule or does not know the results."""
         sharding: OutputSharding = self._engine.propagate(
-            self._named(op_schema), self._rows_of, whole, self._assemble, remember
+            self._with_complete_info(op_schema), self._rows_of, fallback, self._assemble, remember
         )
         return sharding
 
-    def _named(self, op_schema: OpSchema) -> OpSchema:
+    def _with_complete_info(self, op_schema: OpSchema) -> OpSchema:
         """Returns ``op_schema`` with all arguments on which its decision depends, also in the dispatcher."""
         is_known = _compat.has_rule(self._base, op_schema.op)
         if DTensor._op_dispatcher.sharding_propagator is self:
-            self._keywords.name(op_schema.op, is_known)
-        return keyword_tensors.named(op_schema, is_known)
+            self._info_tables.complete(op_schema.op, is_known)
+        return keyword_tensors.with_complete_info(op_schema, is_known)
 
     def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
         """Returns all legal decisions on the full mesh, with the cost of redistributing each tensor argument
@@ -287,7 +287,7 @@ class ShardingPropagator(StockPropagator):
     def cache_clear(self) -> None:
         """Forgets all decisions, and the costs of redistributions."""
         self._engine.clear()
-        self._remembered_whole.cache_clear()
+        self._cached_full_mesh_rules.cache_clear()
 
     # Rules in Python
 
@@ -302,24 +302,24 @@ class ShardingPropagator(StockPropagator):
         kwargs = {name: metas_of(argument) for name, argument in op_schema.kwargs_schema.items()}
         return rule(op, args, kwargs)
 
-    def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+    def _decide_by_full_mesh_rules(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """Decides by PyTorch's rules of the full mesh."""
-        decide = self._remembered_whole if remember else self._decide_whole_anew
+        decide = self._cached_full_mesh_rules if remember else self._apply_full_mesh_rules
         return decide(op_schema, torch.get_default_dtype())
 
-    def _decide_whole_anew(self, op_schema: OpSchema, default_dtype: torch.dtype) -> OutputSharding:
+    def _apply_full_mesh_rules(self, op_schema: OpSchema, default_dtype: torch.dtype) -> OutputSharding:
         """Decides without the cache, of whose key ``default_dtype`` is a part."""
         try:
             wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema
             sharding = super().propagate_op_sharding_non_cached(wanted)
-            even = evenly_averaged(wanted, sharding)
+            even = without_uneven_averages(wanted, sharding)
             if even is not None:
                 wanted = even
                 sharding = super().propagate_op_sharding_non_cached(wanted)
             if wanted is not op_schema:
                 sharding.redistribute_schema = sharding.redistribute_schema or wanted
                 sharding.needs_redistribute = True
-            self._adjust_what_stock_left(sharding, op_schema)
+            self._make_sizes_local(sharding, op_schema)
             return sharding
         except NotImplementedError as error:
             if _compat.has_rule(self, op_schema.op):
@@ -332,7 +332,7 @@ class ShardingPropagator(StockPropagator):
                 return sharding
             raise NotImplementedError(_no_rule(op_schema.op)) from error
 
-    def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
+    def _make_sizes_local(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
         """Replaces sizes among the arguments by this rank's where this PyTorch release does not."""
         if _compat.makes_sizes_local(self, op_schema.op):
             return
@@ -372,7 +372,7 @@ class ShardingPropagator(StockPropagator):
         changed = adjusted or suggestion
         if changed is not None:
             held = {name: _C.copy_spec(spec) for name, spec in specs_by_keyword(op_schema)}
-            changed = keyword_tensors.MovingSchema.of(changed, held) if held else changed
+            changed = keyword_tensors.RedistributingSchema.of(changed, held) if held else changed
         return OutputSharding(
             outputs,
             changed,
@@ -394,7 +394,7 @@ class ShardingPropagator(StockPropagator):
         if not any(is_sharded(spec) for spec in inputs):
             return None
         if sizes.squeezed_dims:
-            return squeezed_as_a_whole(schema)
+            return squeezed_by_full_sizes(schema)
         return with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
 
     def _local_arguments_by_tables(

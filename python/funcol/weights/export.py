@@ -28,7 +28,7 @@ from ..redistribution.agreement import (
 )
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
-from .fusing import Cat, Named, Stack
+from .fusing import Cat, NameOrParts, Stack
 
 _OP = "full_tensors"
 _NO_BOUND = 2**62
@@ -65,7 +65,7 @@ def full_tensors(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[Named | None] | None = None,
+    names: ByName[NameOrParts | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> FullTensors:
@@ -115,14 +115,16 @@ def full_tensors(
 
     PyTorch counterpart: ``DTensor.full_tensor``, in a loop.
     """
-    return FullTensors(named, _How(to, bucket_bytes, dtype, device, names), group, progress)
+    return FullTensors(named, _ExportOptions(to, bucket_bytes, dtype, device, names), group, progress)
 
 
 class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
     """The iterator of :func:`funcol.full_tensors`; as a context it ends the stream on all ranks."""
 
-    def __init__(self, named: Any, how: _How, group: dist.ProcessGroup | None, progress: bool) -> None:
-        self._named, self._how, self._group = named, how, group
+    def __init__(
+        self, named: Any, options: _ExportOptions, group: dist.ProcessGroup | None, progress: bool
+    ) -> None:
+        self._named, self._options, self._group = named, options, group
         self._agreement: Agreement | None = None
         self._shows = progress
         self._steps = self._run()
@@ -157,12 +159,12 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
 
     def _run(self) -> Generator[tuple[str, Tensor | None]]:
         self._agreement = agreement = Agreement(_OP, self._group)
-        self._how.check()
-        source = _Source(self._named, self._how, agreement)
+        self._options.check()
+        source = _ExportSource(self._named, self._options, agreement)
         kept: dict[int, Tensor | None] = {}
 
         def next_bucket() -> _Bucket:
-            bucket = _Bucket(source, self._how)
+            bucket = _Bucket(source, self._options)
             if bucket:
                 source.agree(bucket)
                 bucket.start()
@@ -170,33 +172,33 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
                 source.end()
             return bucket
 
-        is_shown = self._shows and own_rank() == (self._how.to or 0)
+        is_shown = self._shows and own_rank() == (self._options.to or 0)
         start, num_bytes = time.monotonic(), 0
         with Progress(_OP, source.count, is_on=is_shown) as progress:
             current = next_bucket()
             while current:
                 following = next_bucket()
-                for name, whole in current.wholes(kept):
+                for name, full in current.results(kept):
                     agreement.num_done += 1
                     if progress.is_shown:
-                        num_bytes += 0 if whole is None else whole.numel() * whole.element_size()
+                        num_bytes += 0 if full is None else full.numel() * full.element_size()
                         gib, seconds = num_bytes / 2**30, max(time.monotonic() - start, 1e-9)
                         progress.show(f"{gib:.2f} GiB, {gib / seconds:.2f} GiB/s")
                         progress.advance()
-                    yield from self._how.split(name, whole)
-                    del whole
+                    yield from self._options.split(name, full)
+                    del full
                 current = following
 
 
 @dataclass
-class _How:
+class _ExportOptions:
     """The options of an export, and where its results go."""
 
     to: int | None
     bucket_bytes: int
     dtype: ByName[torch.dtype | None] | torch.dtype | None
     device: torch.device | str | None
-    names: ByName[Named | None] | None
+    names: ByName[NameOrParts | None] | None
 
     def __post_init__(self) -> None:
         self._device = None if self.device is None else torch.device(self.device)
@@ -230,37 +232,37 @@ class _How:
         self._fused[found.parts[0]] = found
         return found.parts[0]
 
-    def split(self, name: str, whole: Tensor | None) -> list[tuple[str, Tensor | None]]:
+    def split(self, name: str, full: Tensor | None) -> list[tuple[str, Tensor | None]]:
         """Returns the pairs that a program gets for a tensor."""
         fused = self._fused.get(name)
         if fused is None:
-            return [(name, whole)]
-        views = [None] * len(fused.parts) if whole is None else fused.split(whole)
+            return [(name, full)]
+        views = [None] * len(fused.parts) if full is None else fused.split(full)
         return [*zip(fused.parts, views, strict=True)]
 
-    def finished(self, name: str, whole: Tensor) -> Tensor:
-        """Converts ``whole`` to the dtype and device of the results."""
-        dtype = self.dtype_of(name, whole)
+    def converted(self, name: str, full: Tensor) -> Tensor:
+        """Converts ``full`` to the dtype and device of the results."""
+        dtype = self.dtype_of(name, full)
         if dtype is None and self._device is None:
-            return whole
-        return whole.to(device=self._device or whole.device, dtype=dtype or whole.dtype)
+            return full
+        return full.to(device=self._device or full.device, dtype=dtype or full.dtype)
 
 
-class _Source:
+class _ExportSource:
     """The tensors to be exported, with one that was read too early, and what the ranks have agreed on."""
 
-    def __init__(self, named: Any, how: _How, agreement: Agreement) -> None:
+    def __init__(self, named: Any, options: _ExportOptions, agreement: Agreement) -> None:
         if isinstance(named, nn.Module):
             named = {name: value for name, value in named.state_dict().items() if isinstance(value, Tensor)}
         elif isinstance(named, FunctionType):  # calls a program's code, which may raise
             named = named()
         pairs: Any = named.items() if isinstance(named, Mapping) else named
         self.count = len(pairs) if isinstance(pairs, Collection) else None
-        self._how = how
+        self._options = options
         self._agreement = agreement
         self._next: tuple[int, str, Tensor] | None = None
         self._num_read = 0
-        self.is_cut_in_name_alone = functools.cache(_is_cut_in_name_alone)
+        self.is_cut_over_single_ranks = functools.cache(_is_cut_over_single_ranks)
         self._firsts: dict[int, int] = {}
         self._lasts: dict[int, int] = {}
         self._manifest: Manifest | None = None
@@ -268,9 +270,9 @@ class _Source:
         pairs = self._named(pairs)
         if self.count is not None:
             pairs = [*pairs]
-            self._manifest = manifest = how.manifest(from_iterator=False)
+            self._manifest = manifest = options.manifest(from_iterator=False)
             for name, tensor in pairs:
-                manifest.add(name, tensor, how.dtype_of(name, tensor))
+                manifest.add(name, tensor, options.dtype_of(name, tensor))
             manifest.ties = own_ties(tensor for _, tensor in pairs)
             self._manifests = agreement.meet(manifest)
             self._firsts = agreed_ties(self._manifests)
@@ -282,7 +284,7 @@ class _Source:
         for name, tensor in pairs:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
-            shown = self._how.name_of(name, tensor)
+            shown = self._options.name_of(name, tensor)
             if shown is not None:
                 yield shown, tensor
 
@@ -294,26 +296,26 @@ class _Source:
             self._num_read += 1
         return entry
 
-    def put_back(self, entry: tuple[int, str, Tensor]) -> None:
+    def unread(self, entry: tuple[int, str, Tensor]) -> None:
         self._next = entry
 
     def agree(self, bucket: _Bucket) -> None:
         """Waits until all ranks are about to send ``bucket``."""
         if self._manifest is not None:
-            self._agreement.go_on()
+            self._agreement.meet_for_bucket()
             return
-        manifest = self._how.manifest(from_iterator=True)
+        manifest = self._options.manifest(from_iterator=True)
         for _, name, tensor in bucket.read:
-            manifest.add(name, tensor, self._how.dtype_of(name, tensor))
+            manifest.add(name, tensor, self._options.dtype_of(name, tensor))
         self._agreement.meet(manifest)
 
     def end(self) -> None:
         """Waits until all ranks have ended."""
-        self._agreement.end(self._how.manifest(from_iterator=True) if self._manifest is None else None)
+        self._agreement.end(self._options.manifest(from_iterator=True) if self._manifest is None else None)
 
-    def holder(self, index: int, name: str, tensor: DTensor) -> int:
+    def receiver(self, index: int, name: str, tensor: DTensor) -> int:
         """Returns the rank of the tensor's mesh that gets the full tensor, as C++ counts it."""
-        to = self._how.to
+        to = self._options.to
         if to is None:
             return _C.EVERY_RANK
         ranks = mesh_value(tensor.device_mesh).ranks
@@ -334,7 +336,7 @@ class _Source:
         return self._lasts.get(self.first_of(index), index)
 
 
-def _is_cut_in_name_alone(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> bool:
+def _is_cut_over_single_ranks(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> bool:
     """Returns true if the axes that cut a tensor have one rank each."""
     cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
     return bool(cut) and all(mesh.size(axis) == 1 for axis in cut)
@@ -343,9 +345,9 @@ def _is_cut_in_name_alone(mesh: DeviceMesh, placements: tuple[Placement, ...]) -
 class _Bucket:
     """Consecutive tensors that are moved together."""
 
-    def __init__(self, source: _Source, how: _How) -> None:
+    def __init__(self, source: _ExportSource, options: _ExportOptions) -> None:
         self.read: list[tuple[int, str, Tensor]] = []
-        self._how = how
+        self._options = options
         self._source = source
         self._moves = _C.FullTensorBucket()
         # Index, name, and a tensor that does not move, a DTensor that moves alone, or None for the next move.
@@ -358,8 +360,8 @@ class _Bucket:
         return bool(self._entries)
 
     def _fill(self) -> None:
-        how, source, add = self._how, self._source, self._entries.append
-        left, most = how.bucket_bytes, _NO_BOUND
+        options, source, add = self._options, self._source, self._entries.append
+        left, most = options.bucket_bytes, _NO_BOUND
         while (entry := source.read()) is not None:
             index, name, tensor = entry
             if not isinstance(tensor, DTensor):
@@ -375,17 +377,17 @@ class _Bucket:
                     tensor = make_dtensor(local, tensor._spec, requires_grad=False)
                 try:
                     used = self._moves.add(
-                        tensor, source.holder(index, name, tensor), how.dtype_of(name, tensor), most
+                        tensor, source.receiver(index, name, tensor), options.dtype_of(name, tensor), most
                     )
                     moved = None
                 except NotImplementedError:
                     used, moved = tensor.numel() * tensor.element_size(), tensor
             if used < 0 or used > most:
-                source.put_back(entry)
+                source.unread(entry)
                 break
             add((index, name, moved))
             self.read.append(entry)
-            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(
+            if isinstance(tensor, DTensor) and source.is_cut_over_single_ranks(
                 tensor.device_mesh, tensor.placements
             ):
                 self._uncut.add(index)
@@ -399,37 +401,37 @@ class _Bucket:
         self.read.clear()
         for place, (index, name, tensor) in enumerate(self._entries):
             if isinstance(tensor, DTensor):
-                self._entries[place] = index, name, _moved_alone(tensor)
+                self._entries[place] = index, name, _gather_alone(tensor)
 
-    def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
+    def results(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and full tensors. ``kept`` has those that come again."""
-        how, source, take = self._how, self._source, self._moves.take
+        options, source, take = self._options, self._source, self._moves.next
         self._entries.reverse()
         while self._entries:
-            index, name, whole = self._entries.pop()
+            index, name, full = self._entries.pop()
             first = source.first_of(index)
             if first != index:
-                whole = kept[first] if source.last_of(index) != index else kept.pop(first)
+                full = kept[first] if source.last_of(index) != index else kept.pop(first)
             else:
-                if whole is None:
-                    whole = take()
-                elif not how.is_receiver:
-                    whole = None
-                elif whole.requires_grad:
-                    whole = whole.detach()
-                if index in self._staged and whole is not None:
-                    whole = whole.to(self._staged[index])
-                if index in self._uncut and whole is not None:
-                    whole = whole.clone()
+                if full is None:
+                    full = take()
+                elif not options.is_receiver:
+                    full = None
+                elif full.requires_grad:
+                    full = full.detach()
+                if index in self._staged and full is not None:
+                    full = full.to(self._staged[index])
+                if index in self._uncut and full is not None:
+                    full = full.clone()
                 if source.last_of(index) != index:
-                    kept[index] = whole
-            if whole is not None:
-                whole = how.finished(name, whole)
-            yield name, whole
-            del whole
+                    kept[index] = full
+            if full is not None:
+                full = options.converted(name, full)
+            yield name, full
+            del full
 
 
 @torch.no_grad()
-def _moved_alone(tensor: DTensor) -> Tensor:
+def _gather_alone(tensor: DTensor) -> Tensor:
     """Returns the full tensor of a DTensor that C++ does not move with others."""
     return settled(redistribute(tensor, placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor)

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from ..redistribution.agreement import staging_device
 from ..redistribution.local_redistribute import settled
 from .export import ByName, by_name, local_of
-from .fusing import Named, parts_of
+from .fusing import NameOrParts, parts_of
 
-Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
+GivenTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
 
 class Target:
@@ -35,27 +35,27 @@ class Target:
         return self.shape.numel() * self.dtype.itemsize
 
 
-class Wholes:
+class TensorSource:
     """The tensors of rank ``src``, by name."""
 
     def __init__(
         self,
         op: str,
-        given: tuple[Given, Any],
+        given: tuple[GivenTensors, Any],
         target_of: Mapping[str, Target],
-        names: ByName[Named] | None,
+        names: ByName[NameOrParts] | None,
         strict: bool,
         offered: set[str],
     ) -> None:
         self._op = op
-        tensors, self._beside = given
+        tensors, self._extra = given
         if tensors is None:
             raise ValueError(
                 f"funcol::{self._op}: no tensors on the rank that is to send them. Pass them there."
             )
         self._target_of = target_of
         self._strict = strict
-        self._given: dict[str, Named] = {name: by_name(names, name, name) for name in target_of}
+        self._given: dict[str, NameOrParts] = {name: by_name(names, name, name) for name in target_of}
         self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
         for name, theirs in self._given.items():
             for part in parts_of(theirs):
@@ -63,11 +63,11 @@ class Wholes:
         self._waiting: dict[str, dict[str, Tensor]] = {}  # parts that have come, by the name in the model
         self._mapping = tensors if isinstance(tensors, Mapping) else None
         self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
-        self._early: tuple[str, Tensor] | None = None
-        self._now: list[str] = []
+        self._unread: tuple[str, Tensor] | None = None
+        self._bucket_names: list[str] = []
         self.loaded: list[str] = []  # targets of buckets that were sent
         self._found: set[str] = set()  # names of the model
-        self._taken: set[int] = set()  # indices of targets
+        self._loaded_indices: set[int] = set()  # indices of targets
         self._unexpected: list[str] = []
         self._missing: list[str] = []
         # Names of the model, and those of shards that ranks offer for them.
@@ -78,7 +78,7 @@ class Wholes:
             self.moved = {
                 name: theirs
                 for name, theirs in self._given.items()
-                if isinstance(theirs, str) and theirs in offered and self._is_moved(theirs)
+                if isinstance(theirs, str) and theirs in offered and self._moves_as_shards(theirs)
             }
             self._found = {
                 name
@@ -93,32 +93,32 @@ class Wholes:
         found = (name for name in reversed([*target_of]) if name in self._found)
         self._source_of = {target_of[name].index: self._given[name] for name in found}
 
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns the data that the other ranks need."""
         return {
             "in_own_order": self._mapping is None,
-            "names": self._now,
+            "names": self._bucket_names,
             "incompatible": [self._missing, self._unexpected],
-            "beside": self._beside,
+            "extra": self._extra,
         }
 
-    def whole_of(self, target: Target) -> Tensor:
+    def tensor_for(self, target: Target) -> Tensor:
         """Returns the full tensor of ``target``, checked, with the dtype and on the device of the model."""
         assert self._mapping is not None
         given = self._source_of[target.index]
-        return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
+        return self._convert(target, given, {part: self._mapping[part] for part in parts_of(given)})
 
     def read(self, most: int) -> list[Tensor | None]:
-        """Returns the next tensors of pairs, of ``most`` bytes, if any; :meth:`told` has their names."""
-        self.loaded += self._now
-        self._now = []
-        wholes: list[Tensor | None] = []
+        """Returns the next tensors of pairs, of ``most`` bytes, if any; :meth:`metadata` has their names."""
+        self.loaded += self._bucket_names
+        self._bucket_names = []
+        full_tensors: list[Tensor | None] = []
         while True:
-            pair, self._early = self._early or next(self._pairs, None), None
+            pair, self._unread = self._unread or next(self._pairs, None), None
             if pair is None:
-                if not wholes:
+                if not full_tensors:
                     self._check_missing()
-                return wholes
+                return full_tensors
             self._check_known(pair[0])
             for name in self._wanted.get(pair[0], ()):
                 target, given = self._target_of[name], self._given[name]
@@ -126,25 +126,25 @@ class Wholes:
                 parts[pair[0]] = pair[1]
                 if len(parts) < len(parts_of(given)):
                     continue
-                if target.index in self._taken:  # tied to one before
+                if target.index in self._loaded_indices:  # tied to one before
                     self._check(target, given, parts)
-                elif wholes and target.num_bytes() > most:
-                    self._early = pair
-                    return wholes
+                elif full_tensors and target.num_bytes() > most:
+                    self._unread = pair
+                    return full_tensors
                 else:
-                    wholes.append(self._ready(target, given, parts))
+                    full_tensors.append(self._convert(target, given, parts))
                     most -= target.num_bytes()
-                    self._now.append(target.name)
-                    self._taken.add(target.index)
+                    self._bucket_names.append(target.name)
+                    self._loaded_indices.add(target.index)
                 self._found.add(name)
                 del self._waiting[name]
 
-    def _is_moved(self, name: str) -> bool:
+    def _moves_as_shards(self, name: str) -> bool:
         assert self._mapping is not None
         own = self._mapping.get(name)
         return own is None or is_sharded(own)
 
-    def _ready(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _convert(self, target: Target, given: NameOrParts, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the full tensor of the name or names ``given``, with the dtype and device of the model."""
         parts = [
             part.detach().to(device=target.device, dtype=target.dtype)
@@ -152,9 +152,9 @@ class Wholes:
         ]
         return parts[0] if isinstance(given, str) else given.join(parts)
 
-    def _check(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def _check(self, target: Target, given: NameOrParts, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Returns the dense tensors of the name or names ``given``."""
-        parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
+        parts = [self._dense(target, tensors[part]) for part in parts_of(given)]
         shapes = [tuple(part.shape) for part in parts]
         if isinstance(given, str):
             if parts[0].shape != target.shape:
@@ -174,20 +174,20 @@ class Wholes:
             )
         return parts
 
-    def _plain(self, target: Target, whole: Any) -> Tensor:
-        """Returns the dense tensor in ``whole``. Raises ValueError if there is none."""
-        if isinstance(whole, DTensor):
-            if is_sharded(whole):
+    def _dense(self, target: Target, full: Any) -> Tensor:
+        """Returns the dense tensor in ``full``. Raises ValueError if there is none."""
+        if isinstance(full, DTensor):
+            if is_sharded(full):
                 self._refuse(
-                    target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
+                    target, f"is a DTensor with the placements {full.placements}", "its full_tensor()"
                 )
-            whole = whole._local_tensor
-        if not isinstance(whole, Tensor) or whole.layout != torch.strided or whole.is_meta:
-            kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
+            full = full._local_tensor
+        if not isinstance(full, Tensor) or full.layout != torch.strided or full.is_meta:
+            kind = type(full).__name__ if not isinstance(full, Tensor) else full.layout
             self._refuse(
                 target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
             )
-        return settled(whole)
+        return settled(full)
 
     def _refuse(self, target: Target, what: str, expected: str) -> NoReturn:
         listed = ", ".join(map(repr, self.loaded[:10])) + (", ..." if len(self.loaded) > 10 else "")

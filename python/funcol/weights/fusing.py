@@ -62,10 +62,10 @@ class Stack:
         return list(whole.unbind(self.dim))
 
 
-Named = str | Cat | Stack
+NameOrParts = str | Cat | Stack
 """A name, or those of the parts."""
 
 
-def parts_of(named: Named) -> tuple[str, ...]:
+def parts_of(named: NameOrParts) -> tuple[str, ...]:
     """Returns the name or names in ``named``."""
     return (named,) if isinstance(named, str) else named.parts

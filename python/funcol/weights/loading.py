@@ -17,26 +17,26 @@ from .._progress import Progress
 from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties
 from ..redistribution.specs import has_own_order, spec_of
 from .export import ByName, check_bytes, own_rank
-from .full_sources import Given, Target, Wholes
-from .fusing import Named
+from .full_sources import GivenTensors, Target, TensorSource
+from .fusing import NameOrParts
 from .sync import WeightSync
 
 
 def load(
     op: str,
     held: Callable[[], Mapping[str, Tensor]],
-    given: Callable[[], tuple[Given, Any]],
+    given: Callable[[], tuple[GivenTensors, Any]],
     src: int,
     *,
     strict: bool,
-    names: ByName[Named] | None,
+    names: ByName[NameOrParts] | None,
     bucket_bytes: int,
     group: dist.ProcessGroup | None,
     progress: bool,
     shards: Mapping[str, DTensor] | None = None,
 ) -> tuple[IncompatibleKeys, Any]:
     """Copies the tensors of ``given()`` on rank ``src`` into those of ``held()``, in place. ``given()`` also
-    has a value for JSON, which is returned on all ranks. If either function raises, all ranks are told.
+    has a value for JSON, which is returned on all ranks. If either function raises, all ranks are notified.
     ``shards``: DTensors of this rank, which ``src`` need not have.
 
     The other arguments and the errors, which name ``op``, are those of :func:`funcol.load_full_state_dict`.
@@ -45,9 +45,11 @@ def load(
     with torch.inference_mode(mode=False), torch.no_grad(), Agreement(op, group) as agreement:
         check_bytes(op, "bucket_bytes", bucket_bytes)
         loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
-        offered = agreement.tell([src, *(shards or ())]).values()
+        offered = agreement.exchange([src, *(shards or ())]).values()
         of_src = {name for theirs, *found in offered if theirs == src for name in found}
-        source = Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
+        source = (
+            TensorSource(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
+        )
         if any(found for _, *found in offered):
             loading.move_shards(shards or {}, source, group)
         before: list[tuple[Target, Tensor]] = []
@@ -62,7 +64,7 @@ def load(
                 del bucket
             agreement.end()
             _copy(before)
-        return loading.incompatible, loading.beside
+        return loading.incompatible, loading.extra
 
 
 class IncompatibleKeys(NamedTuple):
@@ -124,10 +126,10 @@ class _Loading:
             name: self.targets[places[tied.get(index, index)]] for index, (name, _) in enumerate(state)
         }
         self.incompatible = IncompatibleKeys([], [])
-        self.beside: Any = None
+        self.extra: Any = None
         for target in self.targets:
             if target.spec is not None:
-                target.spec = self._reached(target, target.spec)
+                target.spec = self._spec_for_receivers(target, target.spec)
                 if target.spec.mesh not in self._owners:
                     self._owners[target.spec.mesh] = mesh_value(target.spec.mesh).ranks.index(src)
         # The ranks that take part, and so receive plain tensors.
@@ -136,7 +138,7 @@ class _Loading:
             (mesh for mesh in self._owners if sorted(mesh_value(mesh).ranks) == self._receivers), None
         )
 
-    def _reached(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
+    def _spec_for_receivers(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
         """Returns ``spec`` on a mesh of all ranks that get shards from ``src``: its own mesh or, if other
         ranks have the tensor on submeshes of their own, the mesh that these were cut from."""
         meshes = {one.ranks_of(target.index) or () for one in self._manifests.values()}
@@ -156,15 +158,15 @@ class _Loading:
     def move_shards(
         self,
         shards: Mapping[str, DTensor],
-        source: Wholes | None,
+        source: TensorSource | None,
         group: dist.ProcessGroup | None,
     ) -> None:
         """Moves those of ``shards`` that rank ``src`` does not have as full tensors straight into the shards
         of the model."""
-        told = self._agreement.tell([self._src, source and source.moved])
-        names: dict[str, str] = told[self._src][1]
+        by_rank = self._agreement.exchange([self._src, source and source.moved])
+        names: dict[str, str] = by_rank[self._src][1]
         # Loads from several ranks, as those of the stages of a pipeline, are loads of different tensors.
-        suffix = f" of src {self._src}" if len({theirs for theirs, _ in told.values()}) > 1 else ""
+        suffix = f" of src {self._src}" if len({theirs for theirs, _ in by_rank.values()}) > 1 else ""
         wanted = {*names.values()}
         _ShardMove(
             {name + suffix: tensor for name, tensor in shards.items() if name in wanted},
@@ -175,28 +177,28 @@ class _Loading:
         ).sync()
         self._moved = {self.target_of[name].index for name in names}
 
-    def buckets(self, source: Wholes | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
+    def buckets(self, source: TensorSource | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
         """Yields buckets of ``most`` bytes, with tensors on ``src``. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
-        told = agreement.tell(source and source.told())
-        self.beside = told[src]["beside"]
-        agreement.tells = any(one is not None and one["in_own_order"] for one in told.values())
-        if told[src]["in_own_order"]:
+        by_rank = agreement.exchange(source and source.metadata())
+        self.extra = by_rank[src]["extra"]
+        agreement.exchanges_values = any(one is not None and one["in_own_order"] for one in by_rank.values())
+        if by_rank[src]["in_own_order"]:
             while True:
-                wholes = [] if source is None else source.read(most)
-                found = agreement.go_on(source and source.told())[src]
+                full_tensors = [] if source is None else source.read(most)
+                found = agreement.meet_for_bucket(source and source.metadata())[src]
                 if not found["names"]:
                     self.incompatible = IncompatibleKeys(*found["incompatible"])
                     return
                 targets = [self.target_of[name] for name in found["names"]]
-                yield [*zip(targets, wholes or [None] * len(targets), strict=True)]
-        self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
+                yield [*zip(targets, full_tensors or [None] * len(targets), strict=True)]
+        self.incompatible = IncompatibleKeys(*by_rank[src]["incompatible"])
         loaded = {
             self.target_of[name].index for name in {*self.target_of} - {*self.incompatible.missing_keys}
         }
         for bucket in self._in_order(loaded - self._moved, most):
-            pairs = [(target, None if source is None else source.whole_of(target)) for target in bucket]
-            agreement.go_on()
+            pairs = [(target, None if source is None else source.tensor_for(target)) for target in bucket]
+            agreement.meet_for_bucket()
             if source is not None:
                 source.loaded += [target.name for target in bucket]
             yield pairs
@@ -219,16 +221,16 @@ class _Loading:
         """Sends a bucket. Returns this rank's tensors of it, which may be pending."""
         started: list[tuple[Target, Tensor]] = []
         by_mesh: dict[DeviceMesh | None, list[tuple[Target, Tensor | None]]] = {}
-        for target, whole in bucket:
+        for target, full in bucket:
             mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
-            by_mesh.setdefault(mesh, []).append((target, whole))
+            by_mesh.setdefault(mesh, []).append((target, full))
         for mesh, of_mesh in by_mesh.items():
             if mesh is None:
-                started += [(target, self._sent(target, whole)) for target, whole in of_mesh]
+                started += [(target, self._send_plain(target, full)) for target, full in of_mesh]
             elif mesh.get_coordinate() is not None:
                 replicated = (Replicate(),) * mesh.ndim
                 moved = _C.move_from_owners(
-                    [_on_device_of(mesh, whole) for _, whole in of_mesh],
+                    [_on_device_of(mesh, full) for _, full in of_mesh],
                     [target.spec or spec_of(mesh, replicated, target.local) for target, _ in of_mesh],
                     [self._owners[mesh]] * len(of_mesh),
                     [None] * len(of_mesh),
@@ -241,14 +243,14 @@ class _Loading:
                 ]
         return started
 
-    def _sent(self, target: Target, whole: Tensor | None) -> Tensor:
+    def _send_plain(self, target: Target, full: Tensor | None) -> Tensor:
         """Sends a plain tensor from ``src`` to each rank, if no mesh has all ranks that take part."""
         held = torch.empty(target.shape, dtype=target.dtype, device=target.local.device)
-        received = held if whole is None else whole.contiguous()
+        received = held if full is None else full.contiguous()
         group = self._agreement.group
         if group is not None and self._receivers == sorted(dist.get_process_group_ranks(group)):
             dist.broadcast(received, self._src, group)
-        elif whole is None:
+        elif full is None:
             dist.recv(received, self._src)
         else:
             others = [rank for rank in self._receivers if rank != self._src]
@@ -258,10 +260,10 @@ class _Loading:
         return received
 
 
-def _on_device_of(mesh: DeviceMesh, whole: Tensor | None) -> Tensor | None:
-    """Returns ``whole`` on the devices on which the other ranks of ``mesh`` receive: a plain tensor may be on
+def _on_device_of(mesh: DeviceMesh, full: Tensor | None) -> Tensor | None:
+    """Returns ``full`` on the devices on which the other ranks of ``mesh`` receive: a plain tensor may be on
     the CPU beside parameters on devices, like steps of optimizers."""
-    return None if whole is None else whole.to(mesh.device_type)
+    return None if full is None else full.to(mesh.device_type)
 
 
 def _copy(started: list[tuple[Target, Tensor]]) -> None:

@@ -32,7 +32,7 @@ Intervals = tuple[tuple[int, int], ...]
 """Where each interval of a dim begins, and how long it is."""
 
 
-class Place(NamedTuple):
+class MeshLayout(NamedTuple):
     """A mesh and a layout on it, by value."""
 
     ranks: tuple[int, ...]
@@ -46,16 +46,16 @@ class Place(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def held_indices(
-    place: Place, shape: tuple[int, ...], dtype: torch.dtype, rank: int
+    layout: MeshLayout, shape: tuple[int, ...], dtype: torch.dtype, rank: int
 ) -> tuple[Intervals, ...]:
-    """Returns the indices that ``rank``, one of those of ``place``, holds of a tensor, by dim."""
-    held = transfer_of(place, place, shape, dtype).held(rank)
+    """Returns the indices that ``rank``, one of those of ``layout``, holds of a tensor, by dim."""
+    held = transfer_of(layout, layout, shape, dtype).held(rank)
     assert held is not None
     return held
 
 
 @functools.lru_cache(maxsize=4096)
-def transfer_of(src: Place, dst: Place, shape: tuple[int, ...], dtype: torch.dtype) -> _C.Transfer:
+def transfer_of(src: MeshLayout, dst: MeshLayout, shape: tuple[int, ...], dtype: torch.dtype) -> _C.Transfer:
     """Returns the messages that move a tensor from ``src`` to ``dst``. Raises ValueError if it is partial."""
     return plan_mesh_change(
         src.placements,
@@ -71,20 +71,20 @@ def transfer_of(src: Place, dst: Place, shape: tuple[int, ...], dtype: torch.dty
     ).as_transfer()
 
 
-class Held:
-    """The part of a tensor of a call of ``op`` that this rank has under ``place``: :attr:`indices` by dim."""
+class LocalPart:
+    """The part of a tensor, for a call of ``op``, that this rank has under ``layout``: its indices by dim."""
 
-    def __init__(self, op: str, name: str, tensor: Tensor, place: Place, rank: int) -> None:
+    def __init__(self, op: str, name: str, tensor: Tensor, layout: MeshLayout, rank: int) -> None:
         self._tensor = tensor
         shape = tuple(tensor.shape)
-        self.indices = held_indices(place, shape, tensor.dtype, rank)
+        self.indices = held_indices(layout, shape, tensor.dtype, rank)
         expected = tuple(sum(size for _, size in intervals) for intervals in self.indices)
         local = local_of(tensor)
         if tuple(local.shape) != expected or local.is_meta or local.layout != torch.strided:
             raise ValueError(
                 f"funcol::{op}: the local tensor of '{name}' is {local.layout} on {local.device}, has "
-                f"shape {tuple(local.shape)}. Expected memory of shape {expected}, as {place.placements} has "
-                "it: pass the shard that belongs to the placements."
+                f"shape {tuple(local.shape)}. Expected memory of shape {expected}, as {layout.placements} "
+                "has it: pass the shard that belongs to the placements."
             )
 
     def pieces(self, indices: Sequence[Intervals], begin: int, size: int) -> list[Piece]:
@@ -170,7 +170,7 @@ def _slices(wanted: Intervals, held: Intervals, low: int, high: int) -> Iterator
             place += length
 
 
-def _kept_pieces(src: Held, dst: Held) -> list[tuple[Piece, Piece]]:
+def _kept_pieces(src: LocalPart, dst: LocalPart) -> list[tuple[Piece, Piece]]:
     """Returns the pieces that this rank has of ``src`` and wants under ``dst``."""
     indices: Any = [_common(*pair) for pair in zip(src.indices, dst.indices, strict=True)]
     size = math.prod(sum(length for _, length in intervals) for intervals in indices)
@@ -192,7 +192,7 @@ class Batch:
         self._kept: list[tuple[Piece, Piece]] = []
         self.forget()
 
-    def add(self, transfer: _C.Transfer, rank: int, src: Held | None, dst: Held | None) -> None:
+    def add(self, transfer: _C.Transfer, rank: int, src: LocalPart | None, dst: LocalPart | None) -> None:
         """Adds the messages of ``rank``, which has ``src`` and wants ``dst``."""
         for message in transfer.messages_of(rank) if src or dst else ():
             box = message.indices, message.begin, message.size
@@ -207,8 +207,8 @@ class Batch:
 
     def finish(self, ranks: Sequence[int], device: torch.device, by_blocks: bool) -> None:
         """Completes the batch once all messages are added. ``by_blocks``: only changed blocks are sent."""
-        self._out = _Way(self._sends, ranks, self._dtype, device, by_blocks)
-        self._in = _Way(self._receives, ranks, self._dtype, device, by_blocks)
+        self._out = _PieceBuffer(self._sends, ranks, self._dtype, device, by_blocks)
+        self._in = _PieceBuffer(self._receives, ranks, self._dtype, device, by_blocks)
         self._by_blocks = by_blocks
 
     def forget(self) -> None:
@@ -259,7 +259,7 @@ class Batch:
         del self._given, self._received
 
 
-class _Way:
+class _PieceBuffer:
     """Pieces that go to, or come from, each of ``ranks``, one after the other in one buffer. With blocks, the
     pieces of a rank begin at a block, and zeros fill its last block."""
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from .export import ByName, own_rank
 from .loading import load
-from .state_dicts import check_module, own_wholes
+from .state_dicts import check_module, own_full_tensors
 
 _LOAD = "load_full_optimizer_state_dict"
 
@@ -43,13 +43,8 @@ def full_optimizer_state_dict(
     """
     own: dict[str, Any] = {}
 
-    def named() -> dict[str, Tensor]:
-        check_module("full_optimizer_state_dict", model)
-        own.update(get_optimizer_state_dict(model, optimizer))
-        return _tensors_of(own)
-
-    wholes = own_wholes(
-        named,
+    full = own_full_tensors(
+        lambda: _read_state("full_optimizer_state_dict", model, optimizer, own),
         to=to,
         bucket_bytes=bucket_bytes,
         dtype=dtype,
@@ -61,7 +56,7 @@ def full_optimizer_state_dict(
         return {}
     states = {
         parameter: {
-            key: wholes[_name_of(parameter, key)] if isinstance(value, Tensor) else value
+            key: full[_name_of(parameter, key)] if isinstance(value, Tensor) else value
             for key, value in values.items()
         }
         for parameter, values in own["state"].items()
@@ -93,11 +88,6 @@ def load_full_optimizer_state_dict(
     """
     own: dict[str, Any] = {}
 
-    def held() -> dict[str, Tensor]:
-        check_module(_LOAD, model)
-        own.update(get_optimizer_state_dict(model, optimizer))
-        return _tensors_of(own)
-
     def given() -> tuple[dict[str, Tensor] | None, Any]:
         if state is None:
             return None, None
@@ -105,11 +95,14 @@ def load_full_optimizer_state_dict(
         missing = [name for ours in own["param_groups"] for name in ours["params"] if name not in known]
         if missing:
             raise ValueError(f"funcol::{_LOAD}: {missing[0]!r} is in no group of the state. Pass all groups.")
-        return _tensors_of(state), [_numbers_of(state), [_group(one) for one in state["param_groups"]]]
+        return _tensors_of(state), [
+            _numbers_of(state),
+            [_as_json(one) for one in state["param_groups"]],
+        ]
 
     _, (numbers, groups) = load(
         _LOAD,
-        held,
+        lambda: _read_state(_LOAD, model, optimizer, own),
         given,
         src,
         strict=True,
@@ -124,8 +117,15 @@ def load_full_optimizer_state_dict(
     for ours in own["param_groups"]:
         for key, value in group_of[ours["params"][0]].items() if ours["params"] else ():
             if key != "params":
-                ours[key] = _as(value, ours.get(key))
+                ours[key] = _as_type_of(value, ours.get(key))
     set_optimizer_state_dict(model, optimizer, own)
+
+
+def _read_state(op: str, model: Any, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Tensor]:
+    """Reads the states of ``optimizer`` into ``state``. Returns the tensors among them."""
+    check_module(op, model)
+    state.update(get_optimizer_state_dict(model, optimizer))
+    return _tensors_of(state)
 
 
 def _name_of(parameter: str, key: str) -> str:
@@ -150,7 +150,7 @@ def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _group(options: dict[str, Any]) -> dict[str, Any]:
+def _as_json(options: dict[str, Any]) -> dict[str, Any]:
     """Returns ``options`` as JSON can represent them. Raises TypeError if it cannot."""
     found = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in options.items()}
     for key, value in found.items():
@@ -164,7 +164,7 @@ def _group(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _as(value: Any, ours: Any) -> Any:
+def _as_type_of(value: Any, ours: Any) -> Any:
     """Converts ``value``, whose type JSON has not kept, to the type of ``ours``."""
     if isinstance(ours, Tensor):
         return torch.tensor(value, dtype=ours.dtype, device=ours.device)

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..redistribution.agreement import identity
+from ..redistribution.agreement import memory_key
 from .export import ByName, full_tensors, local_of, own_rank
 from .full_sources import is_sharded
-from .fusing import Named
+from .fusing import NameOrParts
 from .loading import IncompatibleKeys, load
 
 
@@ -33,7 +33,7 @@ def full_state_dict(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[Named | None] | None = None,
+    names: ByName[NameOrParts | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def full_state_dict(
         state.update(model.state_dict())
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
-    wholes = own_wholes(
+    full = own_full_tensors(
         named,
         names,
         to=to,
@@ -67,12 +67,12 @@ def full_state_dict(
     if to is not None and to != own_rank():
         return {}
     others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-    found = wholes | others
+    found = full | others
     return found if names is not None else {name: found[name] for name in state if name in found}
 
 
-def own_wholes(
-    named: Callable[[], Mapping[str, Tensor]], names: ByName[Named | None] | None = None, **options: Any
+def own_full_tensors(
+    named: Callable[[], Mapping[str, Tensor]], names: ByName[NameOrParts | None] | None = None, **options: Any
 ) -> dict[str, Tensor]:
     """Returns the tensors that :func:`funcol.full_tensors` yields on this rank for ``named()``, in memory of
     their own. Results that are the same tensor of the model remain one tensor."""
@@ -84,18 +84,18 @@ def own_wholes(
         return tensors
 
     copies: dict[Any, Tensor] = {}
-    wholes: dict[str, Tensor] = {}
+    full: dict[str, Tensor] = {}
     with full_tensors(read, names=names, **options) as stream:  # type: ignore[arg-type]
-        for name, whole in stream:
-            if whole is None:
+        for name, tensor in stream:
+            if tensor is None:
                 continue
-            if whole.untyped_storage()._cdata in memory:
-                same = identity(whole)
+            if tensor.untyped_storage()._cdata in memory:
+                same = memory_key(tensor)
                 if same not in copies:
-                    copies[same] = whole.clone()
-                whole = copies[same]
-            wholes[name] = whole
-    return wholes
+                    copies[same] = tensor.clone()
+                tensor = copies[same]
+            full[name] = tensor
+    return full
 
 
 def load_full_state_dict(
@@ -104,7 +104,7 @@ def load_full_state_dict(
     src: int = 0,
     *,
     strict: bool = True,
-    names: ByName[Named] | None = None,
+    names: ByName[NameOrParts] | None = None,
     bucket_bytes: int = 256 << 20,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,

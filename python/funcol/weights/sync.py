@@ -20,7 +20,7 @@ from ..redistribution.agreement import (
 )
 from ..redistribution.planning import dtype_of
 from .export import ByName, by_name, check_bytes
-from .messages import Batch, Held, Place, held_indices, transfer_of
+from .messages import Batch, LocalPart, MeshLayout, held_indices, transfer_of
 
 Weights = nn.Module | Mapping[str, Tensor] | None
 
@@ -78,8 +78,8 @@ class WeightSync:
         with Agreement(self._op, group) as agreement:
             check_bytes(self._op, "max_bytes", max_bytes)
             options = {"max_bytes": max_bytes, "changed_only": changed_only}
-            sides = _named(source, self._op), _named(destination, self._op)
-            plan = _Plan(agreement, options, *sides, names, dtype)
+            sides = _tensors_of_side(source, self._op), _tensors_of_side(destination, self._op)
+            plan = _SyncPlan(agreement, options, *sides, names, dtype)
             device = device_for(plan.devices, agreement.group)
             self._batches = plan.batches(max_bytes)
             for batch in self._batches:
@@ -100,7 +100,7 @@ class WeightSync:
             try:
                 for batch in self._batches:
                     batch.pack()
-                    agreement.go_on()
+                    agreement.meet_for_bucket()
                     num_sent += batch.send(agreement)
                     batch.unpack()
                     agreement.num_done += batch.num_tensors
@@ -112,7 +112,7 @@ class WeightSync:
         return num_sent
 
 
-def _named(side: Weights, op: str) -> dict[str, Tensor]:
+def _tensors_of_side(side: Weights, op: str) -> dict[str, Tensor]:
     if isinstance(side, nn.Module):
         found = side.state_dict(keep_vars=True)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
@@ -124,7 +124,7 @@ def _named(side: Weights, op: str) -> dict[str, Tensor]:
     return dict(side or {})
 
 
-class _Plan:
+class _SyncPlan:
     """The tensors of both sides as all ranks have them, by value."""
 
     def __init__(
@@ -155,12 +155,12 @@ class _Plan:
             manifests[1].add(name, tensor)
         for manifest in manifests:
             self._agreement.check_inside(manifest)
-        told = self._agreement.tell(
+        by_rank = self._agreement.exchange(
             [{"function": self._op, **options}, renamed, *(one.values() for one in manifests)]
         )
-        compare({rank: Manifest(one[0]) for rank, one in told.items()}, self._op)
+        compare({rank: Manifest(one[0]) for rank, one in by_rank.items()}, self._op)
         self._renamed: dict[str, str] = {}
-        for rank, (_, of_rank, *_) in told.items():
+        for rank, (_, of_rank, *_) in by_rank.items():
             for name, theirs in of_rank.items():
                 if theirs is not None and self._renamed.setdefault(name, theirs) != theirs:
                     raise ValueError(
@@ -169,28 +169,28 @@ class _Plan:
                     )
         self.devices: set[str] = set()
         self._sources, self._targets = (
-            self._table({rank: Manifest.of(one[side]) for rank, one in told.items()}) for side in (2, 3)
+            self._table({rank: Manifest.of(one[side]) for rank, one in by_rank.items()}) for side in (2, 3)
         )
         self._check()
 
-    def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_Look, list[Place]]]:
+    def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_ShapeAndDtypes, list[MeshLayout]]]:
         """Returns, by name, the tensor and the meshes that have it."""
         for part in sets_that_agree(manifests):
             compare({rank: manifests[rank] for rank in part}, self._op)
-        found: dict[str, tuple[_Look, list[Place]]] = {}
+        found: dict[str, tuple[_ShapeAndDtypes, list[MeshLayout]]] = {}
         for rank, manifest in manifests.items():
             for index, entry in enumerate(manifest.entries):
                 mesh = manifest.mesh_of(index) or MeshValue((rank,), (1,))
-                place = Place(mesh.ranks, mesh.shape, entry.placements or "R", entry.order)
-                look = _Look(entry.shape, entry.dtype, entry.sent_as)
-                known, places = found.setdefault(entry.name, (look, []))
-                if known != look:
+                layout = MeshLayout(mesh.ranks, mesh.shape, entry.placements or "R", entry.order)
+                kind = _ShapeAndDtypes(entry.shape, entry.dtype, entry.sent_as)
+                known, layouts = found.setdefault(entry.name, (kind, []))
+                if known != kind:
                     raise ValueError(
-                        f"funcol::{self._op}: '{entry.name}' is {look} on rank {rank}, and {known} on "
+                        f"funcol::{self._op}: '{entry.name}' is {kind} on rank {rank}, and {known} on "
                         "others. Pass tensors of one shape and dtype on all ranks of a side."
                     )
-                if place not in places:
-                    places.append(place)
+                if layout not in layouts:
+                    layouts.append(layout)
                 self.devices |= {entry.device} - {""}
         return found
 
@@ -203,17 +203,17 @@ class _Plan:
                 f"funcol::{self._op}: {listed} of the destination is missing in the source. Pass it there, "
                 "or names that map it to a name of the source or to None."
             )
-        for name, (look, places) in self._targets.items():
+        for name, (kind, layouts) in self._targets.items():
             theirs, sources = self._sources[self._renamed[name]]
-            if look.shape != theirs.shape:
+            if kind.shape != theirs.shape:
                 raise ValueError(
-                    f"funcol::{self._op}: '{name}' has shape {look.shape}, in the source {theirs.shape}. "
+                    f"funcol::{self._op}: '{name}' has shape {kind.shape}, in the source {theirs.shape}. "
                     "Pass tensors of one shape; parts of a fused tensor are views of it."
                 )
-            for place in (*sources, *places):
-                if "Partial" in place.placements:
+            for layout in (*sources, *layouts):
+                if "Partial" in layout.placements:
                     raise ValueError(
-                        f"funcol::{self._op}: '{name}' has the placements {place.placements}. Reduce it "
+                        f"funcol::{self._op}: '{name}' has the placements {layout.placements}. Reduce it "
                         "first."
                     )
 
@@ -222,18 +222,18 @@ class _Plan:
         rank = self._agreement.own_rank
         batches: list[Batch] = []
         last: dict[torch.dtype, Batch] = {}
-        for name, (look, places) in self._targets.items():
+        for name, (kind, layouts) in self._targets.items():
             theirs = self._renamed[name]
             of_source, sources = self._sources[theirs]
-            dtype = of_source.sent_to(look)
-            for number, dst in enumerate(places):
+            dtype = of_source.sent_to(kind)
+            for number, dst in enumerate(layouts):
                 # Ranks that have both sides send the least; else the source's replicas take turns.
                 src = max(
                     (sources[(number + turn) % len(sources)] for turn in range(len(sources))),
                     key=lambda one: len({*one.ranks} & {*dst.ranks}),
                 )
-                transfer = transfer_of(src, dst, look.shape, dtype)
-                largest = held_indices(dst, look.shape, dtype, dst.ranks[0])
+                transfer = transfer_of(src, dst, kind.shape, dtype)
+                largest = held_indices(dst, kind.shape, dtype, dst.ranks[0])
                 shape = [sum(size for _, size in intervals) for intervals in largest]
                 cost = transfer.busiest_sender + math.prod(shape) * dtype.itemsize
                 batch = last.get(dtype)
@@ -245,13 +245,17 @@ class _Plan:
                 batch.add(
                     transfer,
                     rank,
-                    Held(self._op, theirs, self._source[theirs], src, rank) if rank in src.ranks else None,
-                    Held(self._op, name, self._destination[name], dst, rank) if rank in dst.ranks else None,
+                    LocalPart(self._op, theirs, self._source[theirs], src, rank)
+                    if rank in src.ranks
+                    else None,
+                    LocalPart(self._op, name, self._destination[name], dst, rank)
+                    if rank in dst.ranks
+                    else None,
                 )
         return batches
 
 
-class _Look(NamedTuple):
+class _ShapeAndDtypes(NamedTuple):
     """Shape and dtypes of a tensor, which the ranks of a side have in common."""
 
     shape: tuple[int, ...]
@@ -261,7 +265,7 @@ class _Look(NamedTuple):
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 
-    def sent_to(self, other: _Look) -> torch.dtype:
+    def sent_to(self, other: _ShapeAndDtypes) -> torch.dtype:
         if self.sent_as != "none":
             return dtype_of(self.sent_as)
         return min(dtype_of(other.dtype), dtype_of(self.dtype), key=lambda one: one.itemsize)

@@ -1,8 +1,6 @@
 #include "async/buffer_release.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -11,11 +9,13 @@
 #include <thread>
 #include <utility>
 
+#include "support/child_process.h"
 #include "support/fake_work.h"
 
 namespace funcol::buffer_release_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
 constexpr auto kOp = "held";
 
@@ -42,7 +42,7 @@ bool comes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-TEST(HeldMemory, IsLetGoOfByItselfWhenTheWorkIsOver) {
+TEST(BufferRelease, HappensByItselfOnceTheWorkHasCompleted) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   const auto collective = make_pending_collective(reading(input, work));
@@ -53,19 +53,17 @@ TEST(HeldMemory, IsLetGoOfByItselfWhenTheWorkIsOver) {
   EXPECT_EQ(work->num_waits, 1);
 }
 
-TEST(HeldMemory, IsLetGoOfWhenAnotherCollectiveStarts) {
+TEST(BufferRelease, HappensWhenAnotherCollectiveStarts) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto first = make_pending_collective(reading(input, work));
   const auto second = make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_TRUE(comes_true([&] { return input.use_count() == 1; }));
 }
 
-TEST(HeldMemory, ThatIsLetGoOfLeavesTheCollectiveUnwaitedUntilItIsUsed) {
+TEST(BufferRelease, LeavesTheCollectiveUnwaitedUntilFirstUse) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto num_before = unwaited_collectives()[kOp];
   const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
@@ -77,10 +75,9 @@ TEST(HeldMemory, ThatIsLetGoOfLeavesTheCollectiveUnwaitedUntilItIsUsed) {
   EXPECT_EQ(work->num_waits, 1);
 }
 
-TEST(HeldMemory, IsNotMissedByTheEpilogueWhichRunsOnce) {
+TEST(BufferRelease, ComesAfterTheEpilogueWhichRunsOnce) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   int num_epilogues = 0;
   auto start = reading(input, work);
   start.epilogue = [&](const StartedCollective& finished) {
@@ -93,10 +90,9 @@ TEST(HeldMemory, IsNotMissedByTheEpilogueWhichRunsOnce) {
   EXPECT_EQ(num_epilogues, 1);
 }
 
-TEST(HeldMemory, OfAFailedWorkIsLetGoOfAndTheErrorRaisedAtEachUse) {
+TEST(BufferRelease, OfAFailedWorkKeepsTheErrorForEachUse) {
   const auto input = large();
-  auto work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
-  work->completed = true;
+  const auto work = completed_work([] { throw std::runtime_error("peer is gone"); });
   const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   for (int i = 0; i < 2; ++i) {
@@ -104,11 +100,10 @@ TEST(HeldMemory, OfAFailedWorkIsLetGoOfAndTheErrorRaisedAtEachUse) {
   }
 }
 
-TEST(HeldMemory, ThatWasLetGoOfDoesNotMakeUpForADestroyedGroup) {
+TEST(BufferRelease, DoesNotHideADestroyedGroup) {
   const auto input = large();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   auto start = reading(input, work);
   start.group = group;
   const auto collective = make_pending_collective(std::move(start));
@@ -125,29 +120,22 @@ TEST(HeldMemory, ThatWasLetGoOfDoesNotMakeUpForADestroyedGroup) {
   }
 }
 
-TEST(HeldMemory, ThatIsLittleIsLeftToTheReader) {
+TEST(BufferRelease, SkipsSmallBuffers) {
   const auto input = at::ones({8});
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   const auto collective = make_pending_collective(reading(input, work));
   make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_EQ(work->num_waits, 0);
 }
 
-TEST(HeldMemory, IsLetGoOfInAForkedChildToo) {
+TEST(BufferRelease, HappensInAForkedChildToo) {
   const auto before =
       make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));  // there is a thread
-  const auto child = fork();
-  if (child == 0) {
+  EXPECT_TRUE(test::holds_in_child([] {
     const auto input = large();
-    auto work = c10::make_intrusive<FakeWork>();
-    work->completed = true;
-    const auto collective = make_pending_collective(reading(input, work));
-    _exit(comes_true([&] { return input.use_count() == 1; }) ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+    const auto collective = make_pending_collective(reading(input, completed_work()));
+    return comes_true([&] { return input.use_count() == 1; });
+  }));
 }
 
 TEST(GradientCollectives, WaitForEarlierOnesThatHoldMuch) {

@@ -19,10 +19,11 @@
 namespace funcol::in_flight_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
 using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
-// A Work that says what it does, as those of backends do: it is asked whether it is over.
+// A Work that says what it does, as those of backends do: it is queried whether it is over.
 class NamedWork final : public c10d::Work {
  public:
   NamedWork() : Work(-1, c10d::OpType::ALLREDUCE) {}
@@ -42,8 +43,8 @@ PendingPtr started(const char* op, c10::intrusive_ptr<c10d::Work> work, bool is_
   return c10::make_intrusive<PendingCollective>(std::move(start));
 }
 
-std::vector<InFlight> in_flight(const std::string& op, AskWorks asked = AskWorks::kAll) {
-  auto found = collectives_in_flight(asked);
+std::vector<InFlight> in_flight(const std::string& op, QueriedWorks queried = QueriedWorks::kAll) {
+  auto found = collectives_in_flight(queried);
   std::erase_if(found, [&](const auto& one) { return one.op != op; });
   return found;
 }
@@ -67,22 +68,21 @@ TEST(CollectivesInFlight, AreThoseThatAreWaitedForAtOnce) {
 TEST(CollectivesInFlight, EndWhenTheirWorkSaysThatItIsOver) {
   const auto work = c10::make_intrusive<NamedWork>();
   const auto collective = started("over", work);
-  for (const auto asked : {AskWorks::kAll, AskWorks::kOnCpu}) {
+  for (const auto queried : {QueriedWorks::kAll, QueriedWorks::kOnCpu}) {
     work->is_over = false;
-    EXPECT_EQ(in_flight("over", asked).size(), 1);
+    EXPECT_EQ(in_flight("over", queried).size(), 1);
     work->is_over = true;
-    EXPECT_EQ(in_flight("over", asked).size(), 0);
+    EXPECT_EQ(in_flight("over", queried).size(), 0);
   }
 }
 
 TEST(CollectivesInFlight, OfWorksThatMayBeWrittenInPythonEndWhenTheyAreWaitedFor) {
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
-  const auto collective = started("not asked", work);
-  EXPECT_EQ(in_flight("not asked").size(), 1);
+  const auto work = completed_work();
+  const auto collective = started("not queried", work);
+  EXPECT_EQ(in_flight("not queried").size(), 1);
   EXPECT_EQ(work->num_asked, 0);
   collective->settle();
-  EXPECT_EQ(in_flight("not asked").size(), 0);
+  EXPECT_EQ(in_flight("not queried").size(), 0);
 }
 
 TEST(CollectivesInFlight, AreListedThoughTheirResultWasDropped) {

@@ -1,6 +1,4 @@
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <stdexcept>
@@ -10,12 +8,15 @@
 #include "async/in_flight.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
+#include "support/child_process.h"
 #include "support/fake_work.h"
 
 namespace funcol::outstanding_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
+using test::holds_in_child;
 
 c10::intrusive_ptr<PendingCollective> pending(const char* op, c10::intrusive_ptr<c10d::Work> work,
                                               bool is_counted = true) {
@@ -26,12 +27,6 @@ c10::intrusive_ptr<PendingCollective> pending(const char* op, c10::intrusive_ptr
   return c10::make_intrusive<PendingCollective>(std::move(start));
 }
 
-c10::intrusive_ptr<FakeWork> done() {
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
-  return work;
-}
-
 int64_t count(const std::string& op) {
   const auto counts = unwaited_collectives();
   const auto found = counts.find(op);
@@ -39,7 +34,7 @@ int64_t count(const std::string& op) {
 }
 
 TEST(Unwaited, CountsACollectiveUntilItIsWaitedFor) {
-  auto collective = pending("settled", done());
+  auto collective = pending("settled", completed_work());
   EXPECT_EQ(count("settled"), 1);
   collective->settle();
   EXPECT_EQ(count("settled"), 0);
@@ -48,7 +43,7 @@ TEST(Unwaited, CountsACollectiveUntilItIsWaitedFor) {
 }
 
 TEST(Unwaited, KeepsCountingACollectiveThatWasDropped) {
-  pending("dropped by its caller", done()).reset();
+  pending("dropped by its caller", completed_work()).reset();
   EXPECT_EQ(count("dropped by its caller"), 1);
 }
 
@@ -61,7 +56,7 @@ TEST(Unwaited, DoesNotCountACollectiveWhoseErrorWasSeen) {
 
 TEST(Unwaited, DoesNotCountWhatHasNoWorkOrIsCountedElsewhere) {
   const auto workless = pending("workless", {});
-  const auto elsewhere = pending("elsewhere", done(), /*is_counted=*/false);
+  const auto elsewhere = pending("elsewhere", completed_work(), /*is_counted=*/false);
   EXPECT_EQ(count("workless") + count("elsewhere"), 0);
 }
 
@@ -71,8 +66,8 @@ TEST(Unwaited, CountsRightlyWhateverThreadsDoAtOnce) {
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([] {
       for (int j = 0; j < 100; ++j) {
-        auto dropped = pending("of threads", done());
-        pending("of threads", done())->settle();
+        auto dropped = pending("of threads", completed_work());
+        pending("of threads", completed_work())->settle();
       }
     });
   }
@@ -91,7 +86,7 @@ TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
     first->completed = true;
     second->completed = true;
   });
-  let_unwaited_finish(std::chrono::seconds(1));
+  wait_for_unwaited(std::chrono::seconds(1));
   const bool had_finished = first->completed && second->completed;
   ends.join();
   EXPECT_TRUE(had_finished);
@@ -101,28 +96,16 @@ TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
 TEST(Unwaited, IsNotLetFinishForEver) {
   auto work = c10::make_intrusive<FakeWork>();
   const auto held = pending("held", work);
-  let_unwaited_finish(std::chrono::milliseconds(1));
+  wait_for_unwaited(std::chrono::milliseconds(1));
   EXPECT_FALSE(work->completed);
 }
 
-// Runs `check` in a child process; true if it holds there.
-template <typename Check>
-bool holds_in_child(const Check& check) {
-  const auto child = fork();
-  if (child == 0) {
-    _exit(check() ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 TEST(Unwaited, IsEmptyInAChildProcess) {
-  const auto parents = pending("parent's", done());
+  const auto parents = pending("parent's", completed_work());
   auto orphan = c10::make_intrusive<FakeWork>();
   pending("parent's", orphan).reset();
   EXPECT_TRUE(holds_in_child([&] {
-    const auto own = pending("child's", done());
+    const auto own = pending("child's", completed_work());
     parents->settle();
     return sweep_orphans() == 0 && unwaited_collectives() == std::map<std::string, int64_t>{{"child's", 1}};
   }));
@@ -131,7 +114,7 @@ TEST(Unwaited, IsEmptyInAChildProcess) {
 }
 
 TEST(Unwaited, AChildProcessGetsWhatWasDoneBeforeTheForkAndAnErrorForTheRest) {
-  const auto finished = pending("all_reduce", done());
+  const auto finished = pending("all_reduce", completed_work());
   const auto running = pending("all_reduce", c10::make_intrusive<FakeWork>());
   EXPECT_TRUE(holds_in_child([&] {
     finished->settle();

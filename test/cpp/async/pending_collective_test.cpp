@@ -1,8 +1,6 @@
 #include "async/pending_collective.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,12 +10,14 @@
 #include <vector>
 
 #include "comm/orphaned_works.h"
+#include "support/child_process.h"
 #include "support/fake_work.h"
 #include "support/noted_blocking.h"
 
 namespace funcol::pending_collective_test {
 namespace {
 
+using test::completed_work;
 using test::FakeWork;
 using testing::IsSubstring;
 
@@ -59,8 +59,7 @@ TEST(PendingCollective, IsWaitedForWhereThatMayBlock) {
 
 TEST(PendingCollective, ThatIsOverIsSettledWithoutBlocking) {
   const test::NotedBlocking noted;
-  auto work = c10::make_intrusive<FakeWork>();
-  work->completed = true;
+  const auto work = completed_work();
   int num_epilogues = 0;
   auto collective = pending(work, [&](const auto&) { ++num_epilogues; });
   collective->settle();
@@ -240,15 +239,9 @@ TEST(PendingCollective, ThatAThreadWaitedForAtAForkIsAnErrorInTheChild) {
   while (!is_waited_for) {
     std::this_thread::yield();
   }
-  const auto child = fork();
-  if (child == 0) {
-    alarm(30);
-    const auto error = error_of(*collective);
-    _exit(error.find("had not finished when this process was forked") != std::string::npos ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(test::holds_in_child([&] {
+    return error_of(*collective).find("had not finished when this process was forked") != std::string::npos;
+  }));
   may_end = true;
   waiter.join();
 }

@@ -88,7 +88,7 @@ class WorkNames : public testing::Test {
   void SetUp() override {
     compat::set_work_name("theirs");
     if (compat::work_name().empty()) {
-      GTEST_SKIP() << "this PyTorch minor has no names of Works";
+      GTEST_SKIP() << "this PyTorch release has no names of Works";
     }
   }
   void TearDown() override { compat::set_work_name(""); }

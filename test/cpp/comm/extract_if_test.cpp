@@ -19,17 +19,17 @@ std::vector<int> numbers_in(const auto& pointers) {
   return numbers;
 }
 
-TEST(TakeIf, MovesThoseOutAndKeepsBothOrders) {
+TEST(ExtractIf, MovesMatchesOutAndKeepsBothOrders) {
   std::deque<std::unique_ptr<int>> items;
   for (const int number : {5, 2, 1, 4, 3}) {
     items.push_back(std::make_unique<int>(number));
   }
-  const auto taken = extract_if(items, is_odd);
-  EXPECT_EQ(numbers_in(taken), (std::vector<int>{5, 1, 3}));
+  const auto extracted = extract_if(items, is_odd);
+  EXPECT_EQ(numbers_in(extracted), (std::vector<int>{5, 1, 3}));
   EXPECT_EQ(numbers_in(items), (std::vector<int>{2, 4}));
 }
 
-TEST(TakeIf, MayTakeNothing) {
+TEST(ExtractIf, MayExtractNothing) {
   std::vector<std::unique_ptr<int>> items;
   items.push_back(std::make_unique<int>(2));
   EXPECT_TRUE(extract_if(items, is_odd).empty());

@@ -66,7 +66,7 @@ c10::OperatorHandle handle(const char* name, const char* overload) {
 }
 
 struct ReadCall {
-  ServeStatus status;
+  FastPathStatus status;
   CallKey key;
 };
 
@@ -105,10 +105,10 @@ TEST(ReadCall, ListsAndTextAreInTheKey) {
 TEST(ReadCall, SaysWhyItDoesNotReadACall) {
   const auto add = described("aten::add", "Tensor");
   const auto x = tensor(kCut);
-  EXPECT_EQ(read(add, {x, tensor("torch.tensor(1.0)"), 1}).status, ServeStatus::kServed) << "a number";
-  EXPECT_EQ(read(add, {x, tensor("torch.ones(8)"), 1}).status, ServeStatus::kArgument) << "a plain tensor";
+  EXPECT_EQ(read(add, {x, tensor("torch.tensor(1.0)"), 1}).status, FastPathStatus::kHandled) << "a number";
+  EXPECT_EQ(read(add, {x, tensor("torch.ones(8)"), 1}).status, FastPathStatus::kArgument) << "a plain tensor";
   EXPECT_EQ(read(add, {tensor("torch.tensor(1.0)"), tensor("torch.tensor(1.0)"), 1}).status,
-            ServeStatus::kArgument)
+            FastPathStatus::kArgument)
       << "no DTensor";
 }
 
@@ -117,25 +117,26 @@ TEST(ReadCall, TellsReplicatedTensorsApart) {
   const auto x = tensor(kCut);
   const at::DTensorAllowImplicitReplication allowed;
   const auto read_with = [&](const char* plain) { return read(add, {x, tensor(plain), 1}); };
-  EXPECT_EQ(read_with("torch.ones(8)").status, ServeStatus::kServed);
+  EXPECT_EQ(read_with("torch.ones(8)").status, FastPathStatus::kHandled);
   EXPECT_EQ(read_with("torch.ones(8)").key, read_with("torch.zeros(8)").key);
   EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(1)").key);
   EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(16)[::2]").key) << "another stride";
 }
 
 TEST(DescribeOperator, TellsKindsOfResults) {
-  using Results = DescribedOperator::Results;
-  EXPECT_EQ(described("aten::add", "Tensor")->results, Results::kNew);
-  EXPECT_EQ(described("aten::add_", "Tensor")->results, Results::kFirstArgument);
-  EXPECT_EQ(described("aten::_foreach_add_", "Scalar")->results, Results::kNone);
+  using ResultKind = DescribedOperator::ResultKind;
+  EXPECT_EQ(described("aten::add", "Tensor")->result_kind, ResultKind::kNew);
+  EXPECT_EQ(described("aten::add_", "Tensor")->result_kind, ResultKind::kFirstArgument);
+  EXPECT_EQ(described("aten::_foreach_add_", "Scalar")->result_kind, ResultKind::kNone);
   for (const auto* overload : {"out", "Scalar_out"}) {
-    EXPECT_EQ(described("aten::add", overload)->results, Results::kOut);
+    EXPECT_EQ(described("aten::add", overload)->result_kind, ResultKind::kOut);
   }
-  EXPECT_EQ(described("aten::_local_scalar_dense", "")->results, Results::kNumbers);
+  EXPECT_EQ(described("aten::_local_scalar_dense", "")->result_kind, ResultKind::kNumbers);
   EXPECT_TRUE(described("aten::uniform_", "")->draws);
   EXPECT_FALSE(described("aten::add", "Tensor")->draws);
-  EXPECT_EQ(described("aten::equal", "")->results, Results::kNotServed) << "PyTorch asks all ranks";
-  EXPECT_EQ(described("aten::squeeze_", "")->results, Results::kNotServed) << "a tensor of another shape";
+  EXPECT_EQ(described("aten::equal", "")->result_kind, ResultKind::kUnsupported) << "PyTorch asks all ranks";
+  EXPECT_EQ(described("aten::squeeze_", "")->result_kind, ResultKind::kUnsupported)
+      << "a tensor of another shape";
 }
 
 TEST(PythonArguments, LeaveOutDefaultsAndHaveDtypes) {

@@ -15,21 +15,21 @@ const Mesh kLine{{2}, {}, {}, 1};
 const std::vector<Placement> kRows{Placement::shard(0)};
 
 TEST(StrideOfWhole, OfADenseLocalIsDense) {
-  EXPECT_EQ(stride_of_whole(at::empty({3, 4}), kRows, {5, 4}, kLine), (Ints{4, 1}));
+  EXPECT_EQ(full_strides(at::empty({3, 4}), kRows, {5, 4}, kLine), (Ints{4, 1}));
 }
 
 TEST(StrideOfWhole, KeepsTheOrderOfDims) {
-  EXPECT_EQ(stride_of_whole(at::empty({4, 3}).t(), kRows, {5, 4}, kLine), (Ints{1, 5}));
+  EXPECT_EQ(full_strides(at::empty({4, 3}).t(), kRows, {5, 4}, kLine), (Ints{1, 5}));
 }
 
 TEST(StrideOfWhole, SpreadsWhatIsNotDense) {
   const auto local = at::empty({3, 8}).slice(1, 0, 4);
-  EXPECT_EQ(stride_of_whole(local, kRows, {6, 4}, kLine), (Ints{8, 1}));
-  EXPECT_EQ(stride_of_whole(local, {Placement::shard(1)}, {3, 8}, kLine), (Ints{16, 1}));
+  EXPECT_EQ(full_strides(local, kRows, {6, 4}, kLine), (Ints{8, 1}));
+  EXPECT_EQ(full_strides(local, {Placement::shard(1)}, {3, 8}, kLine), (Ints{16, 1}));
 }
 
 TEST(StrideOfWhole, OfAnEmptyLocalCountsItAsOne) {
-  EXPECT_EQ(stride_of_whole(at::empty({0, 4}), kRows, {0, 4}, kLine), (Ints{4, 1}));
+  EXPECT_EQ(full_strides(at::empty({0, 4}), kRows, {0, 4}, kLine), (Ints{4, 1}));
 }
 
 // A local tensor and its placement on two ranks, whose sizes are even.
@@ -43,8 +43,7 @@ TEST_P(EvenLocal, HasTheStridesThatPyTorchGivesTheWhole) {
     shape[dim] *= 4;
     const auto expected =
         test::python("compute_global_tensor_info(x[0], line, [Shard(x[1])])[1]", py::make_tuple(local, dim));
-    EXPECT_EQ(stride_of_whole(tensor, {Placement::shard(dim)}, shape, {{4}, {}, {}, 1}),
-              expected.cast<Ints>())
+    EXPECT_EQ(full_strides(tensor, {Placement::shard(dim)}, shape, {{4}, {}, {}, 1}), expected.cast<Ints>())
         << "dim " << dim;
   }
 }

@@ -68,7 +68,7 @@ class CopyOut : public ::testing::Test {
   CopyOut() {
     auto& known = fully_shard();
     known.param = reinterpret_cast<PyTypeObject*>(python("Param").ptr());
-    known.methods.at(Replaced("_default_all_gather_output_fn").index).of_param = {
+    known.methods.at(ReplacedFunction("_default_all_gather_output_fn").index).of_param = {
         PyUnicode_InternFromString("alloc_all_gather_outputs")};
   }
 };

@@ -1,5 +1,5 @@
-// The group of a layer that FSDP2 shards over four ranks, and C++ that knows FSDP2's classes. Skips on minors
-// before 2.15, whose groups are PyTorch's own to run.
+// The group of a layer that FSDP2 shards over four ranks, and C++ that knows FSDP2's classes. Skips on
+// releases before 2.15, whose groups are PyTorch's own to run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class FullyShard : public ::testing::Test {
     known.unsharded = kept("x.states.UNSHARDED");
     known.alloc_storage = kept("x.classes.alloc_storage");
     known.free_storage = kept("x.classes.free_storage");
-    known.set_attribute = kept("torch.nn.Module.__setattr__");
+    known.module_setattr = kept("torch.nn.Module.__setattr__");
   }
 
   void SetUp() override {

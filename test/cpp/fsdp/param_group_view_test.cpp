@@ -20,34 +20,34 @@ class Watched : public ::testing::Test {
   py::dict names;
 };
 
-TEST_F(Watched, MembersAreThereUntilOneIsReplaced) {
+TEST_F(Watched, MembersAreUnchangedUntilOneIsReplaced) {
   FullyShard::Members members({member(heir, "wait", py::int_(1)), member(heir, "send", py::int_(2))});
-  EXPECT_TRUE(members.are_there());
-  EXPECT_TRUE(members.are_there());
+  EXPECT_TRUE(members.are_unchanged());
+  EXPECT_TRUE(members.are_unchanged());
   type.attr("send") = 3;  // in the base
-  EXPECT_FALSE(members.are_there());
-  EXPECT_FALSE(members.are_there());
+  EXPECT_FALSE(members.are_unchanged());
+  EXPECT_FALSE(members.are_unchanged());
   type.attr("send") = 2;
-  EXPECT_TRUE(members.are_there());
+  EXPECT_TRUE(members.are_unchanged());
   heir.attr("wait") = 4;
-  EXPECT_FALSE(members.are_there());
+  EXPECT_FALSE(members.are_unchanged());
 }
 
-TEST_F(Watched, NamesOfAModuleAreThereUntilOneIsReplacedOrGone) {
+TEST_F(Watched, NamesOfAModuleAreUnchangedUntilOneIsReplacedOrRemoved) {
   names["wait"] = 1;
   FullyShard::Members members({member(names, "wait", py::int_(1))});
-  EXPECT_TRUE(members.are_there());
+  EXPECT_TRUE(members.are_unchanged());
   names["other"] = 5;
-  EXPECT_TRUE(members.are_there());
+  EXPECT_TRUE(members.are_unchanged());
   names["wait"] = 2;
-  EXPECT_FALSE(members.are_there());
+  EXPECT_FALSE(members.are_unchanged());
   names["wait"] = 1;
-  EXPECT_TRUE(members.are_there());
+  EXPECT_TRUE(members.are_unchanged());
   names.attr("clear")();
-  EXPECT_FALSE(members.are_there());
+  EXPECT_FALSE(members.are_unchanged());
 }
 
-TEST_F(Watched, NoMembersAreThere) { EXPECT_TRUE(FullyShard::Members().are_there()); }
+TEST_F(Watched, NoMembersAreUnchanged) { EXPECT_TRUE(FullyShard::Members().are_unchanged()); }
 
 }  // namespace
 }  // namespace funcol::python::param_group_view_test

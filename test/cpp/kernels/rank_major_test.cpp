@@ -9,24 +9,12 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/rank_major_cases.h"
+
 namespace funcol::kernels::rank_major_test {
 namespace {
 
-using Bytes = std::vector<uint8_t>;
 using Kernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
-
-constexpr uint8_t kGuard = 0xA5;
-
-// Bytes without a short period, so that a row in the wrong place is seen.
-Bytes numbered_bytes(int64_t count) {
-  Bytes bytes(static_cast<size_t>(count));
-  uint32_t state = 1;
-  for (auto& byte : bytes) {
-    state = state * 1664525U + 1013904223U;
-    byte = static_cast<uint8_t>(state >> 24U);
-  }
-  return bytes;
-}
 
 // The definitions in layout.h, index by index.
 Bytes merged_by_definition(const Bytes& in, const ShardShape& s) {
@@ -59,17 +47,6 @@ Bytes all_rows(Kernel kernel, const Bytes& in, const ShardShape& shape) {
   return out;
 }
 
-std::string name_of_shape(const ShardShape& s) {
-  return "rows_of_" + std::to_string(s.row_bytes) + "_ranks_" + std::to_string(s.num_ranks) + "_outer_" +
-         std::to_string(s.outer);
-}
-
-using Sizes = std::tuple<int64_t, int64_t, int64_t>;  // row_bytes, num_ranks, outer
-
-ShardShape shape_of(const Sizes& sizes) {
-  return {.num_ranks = std::get<1>(sizes), .outer = std::get<2>(sizes), .row_bytes = std::get<0>(sizes)};
-}
-
 class LayoutOfAnyShape : public ::testing::TestWithParam<Sizes> {
  protected:
   const ShardShape shape_ = shape_of(GetParam());
@@ -86,10 +63,6 @@ TEST_P(LayoutOfAnyShape, SplitPutsATensorInRankMajorOrder) {
 
 TEST_P(LayoutOfAnyShape, SplitUndoesMerge) {
   EXPECT_EQ(all_rows(split_shards, all_rows(merge_shards, in_, shape_), shape_), in_);
-}
-
-std::string name_of_sizes(const ::testing::TestParamInfo<Sizes>& param) {
-  return name_of_shape(shape_of(param.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, LayoutOfAnyShape,
@@ -167,9 +140,6 @@ INSTANTIATE_TEST_SUITE_P(Sizes, LayoutInRanges,
                                             ::testing::Values(1, 3, 8, 50)),
                          name_of_range);
 
-using Offsets =
-    std::tuple<int64_t, int64_t, int64_t>;  // bytes before the input, before the output; row_bytes
-
 class LayoutOfUnalignedMemory : public ::testing::TestWithParam<Offsets> {
  protected:
   const int64_t in_offset_ = std::get<0>(GetParam());
@@ -192,9 +162,6 @@ class LayoutOfUnalignedMemory : public ::testing::TestWithParam<Offsets> {
     target.insert(target.end(), kMargin, kGuard);
     return target;
   }
-
- private:
-  static constexpr size_t kMargin = 64;
 };
 
 TEST_P(LayoutOfUnalignedMemory, MergeIsRightAndStaysInBounds) {
@@ -203,12 +170,6 @@ TEST_P(LayoutOfUnalignedMemory, MergeIsRightAndStaysInBounds) {
 
 TEST_P(LayoutOfUnalignedMemory, SplitIsRightAndStaysInBounds) {
   EXPECT_EQ(run(split_shards), with_surroundings(split_by_definition(in_, shape_)));
-}
-
-std::string name_of_offsets(const ::testing::TestParamInfo<Offsets>& param) {
-  const auto& [in_offset, out_offset, row_bytes] = param.param;
-  return "in_" + std::to_string(in_offset) + "_out_" + std::to_string(out_offset) + "_rows_of_" +
-         std::to_string(row_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Offsets, LayoutOfUnalignedMemory,

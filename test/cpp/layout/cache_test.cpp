@@ -27,7 +27,7 @@ int hits_of_a_cycle(Numbers& cache, int length) {
       EXPECT_EQ(*known, 3 * key);
       ++hits;
     } else {
-      cache.put({key}, 3 * key);
+      cache.insert_if_admitted({key}, 3 * key);
     }
   }
   return hits;
@@ -36,7 +36,7 @@ int hits_of_a_cycle(Numbers& cache, int length) {
 size_t bytes_of_entry() {
   Table table{1 << 20};
   Numbers cache(table);
-  cache.put({1}, 1);
+  cache.insert_if_admitted({1}, 1);
   return table.bytes;
 }
 
@@ -64,7 +64,7 @@ TEST_F(OfAHundred, HitsOnACycleLongerThanItself) {
 TEST_F(OfAHundred, TakesUpNewKeysWhenItIsFull) {
   hits_of_a_cycle(cache_, 100);
   for (int round = 0; round < 500 && cache_.find(Number{1000}) == nullptr; ++round) {
-    cache_.put({1000}, 7);
+    cache_.insert_if_admitted({1000}, 7);
   }
   ASSERT_NE(cache_.find(Number{1000}), nullptr);
   EXPECT_EQ(*cache_.find(Number{1000}), 7);
@@ -72,8 +72,8 @@ TEST_F(OfAHundred, TakesUpNewKeysWhenItIsFull) {
 }
 
 TEST_F(OfAHundred, ReplacesTheValueOfAKey) {
-  cache_.put({1}, 2);
-  cache_.put({1}, 3);
+  cache_.insert_if_admitted({1}, 2);
+  cache_.insert_if_admitted({1}, 3);
   EXPECT_EQ(*cache_.find(Number{1}), 3);
   EXPECT_EQ(cache_.size(), 1U);
 }
@@ -81,8 +81,8 @@ TEST_F(OfAHundred, ReplacesTheValueOfAKey) {
 TEST_F(OfAHundred, GivesAwayTheValueOfAKeyAndKeepsTheOthers) {
   hits_of_a_cycle(cache_, 50);
   for (int key = 0; key < 50; key += 2) {
-    EXPECT_EQ(cache_.take({key}), 3 * key);
-    EXPECT_EQ(cache_.take({key}), std::nullopt);
+    EXPECT_EQ(cache_.extract({key}), 3 * key);
+    EXPECT_EQ(cache_.extract({key}), std::nullopt);
   }
   for (int key = 0; key < 50; ++key) {
     EXPECT_EQ(cache_.find(Number{key}) != nullptr, key % 2 == 1) << key;
@@ -105,7 +105,7 @@ TEST_F(OfAHundred, ShrinksToALowerLimit) {
   EXPECT_EQ(cache_.size(), 25U);
   set_table_limit(table_, 0);
   EXPECT_EQ(cache_.size(), 0U);
-  cache_.put({1}, 1);
+  cache_.insert_if_admitted({1}, 1);
   EXPECT_EQ(cache_.size(), 0U) << "a limit of 0 turns a table off";
 }
 
@@ -129,9 +129,9 @@ TEST(Cache, IsBoundedByTheNumberOfEntriesToo) {
 TEST(Cache, CountsWhatKeysAndValuesHold) {
   Table table{1 << 20};
   Cache<Number, std::string> cache(table);
-  cache.put({1}, "short");
+  cache.insert_if_admitted({1}, "short");
   const auto of_short = table.bytes;
-  cache.put({1}, std::string(1000, 'x'));
+  cache.insert_if_admitted({1}, std::string(1000, 'x'));
   EXPECT_GE(table.bytes, of_short + 1000);
 }
 
@@ -151,7 +151,7 @@ TEST(Cache, MayBeUsedByWhatItReleases) {
     EXPECT_EQ(cache.find(Number{-1}), nullptr);
   };
   for (int key = 0; key < 200; ++key) {
-    cache.put({key}, std::make_shared<Last>(look));
+    cache.insert_if_admitted({key}, std::make_shared<Last>(look));
   }
   cache.clear();
   EXPECT_EQ(num_gone, 200);

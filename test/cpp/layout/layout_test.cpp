@@ -56,6 +56,21 @@ INSTANTIATE_TEST_SUITE_P(Layouts, DefaultOrder,
                                 Ordered{"_S(0,2),S0", {{0, 1}}, "_S(0, 2)[0]S(0)[1]"},
                                 Ordered{"S0,S3,S0", {{0, 2}, {}, {}, {1}}, "S(0)[0]S(3)S(0)[1]"}));
 
+TEST(Mesh, CountsPlacesAlongTheLastAxisFirst) {
+  const Mesh mesh{{2, 3}, {}, {}};
+  EXPECT_EQ(mesh.place({1, 0}), 3);
+  for (int64_t place = 0; place < 6; ++place) {
+    EXPECT_EQ(mesh.place(mesh.coordinate(place)), place);
+  }
+}
+
+TEST(Mesh, HasAGroupOfEachAxisAndOfMergedAxes) {
+  const Mesh mesh{{2, 3, 4}, {}, {0b011}};
+  EXPECT_TRUE(mesh.has_group(0b100));
+  EXPECT_TRUE(mesh.has_group(0b011));
+  EXPECT_FALSE(mesh.has_group(0b110));
+}
+
 TEST(Layout, WithItsOwnOrderIsPrintedWithIt) {
   const Layout layout{parse_placements("S1,S1,P"), {{}, {1, 0}}};
   EXPECT_EQ(to_string(layout), "S(1)[1]S(1)[0]P(sum)");

@@ -90,6 +90,14 @@ TEST(Cut, OfTheWorkedCaseIsAChunkOfEveryPiece) {
   EXPECT_EQ(cut({{0, 8}}, 2, 1, 2), (Intervals{{2, 2}, {6, 2}}));
 }
 
+TEST(CommonIndices, KeepGaps) {
+  EXPECT_EQ(common_indices({{0, 6}}, {{1, 2}, {4, 5}}), (Intervals{{1, 2}, {4, 2}}));
+}
+
+TEST(CommonIndices, AreJoinedWhereTheyTouch) {
+  EXPECT_EQ(common_indices({{0, 2}, {2, 2}}, {{1, 3}}), (Intervals{{1, 3}}));
+}
+
 TEST(NumIndices, CountsEveryInterval) { EXPECT_EQ(num_indices({{4, 3}, {0, 2}, {9, 1}}), 6); }
 
 struct Held {

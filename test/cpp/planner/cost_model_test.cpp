@@ -25,8 +25,8 @@ constexpr int64_t kBytes = 24 << 10;
 // Costs are sums of a few numbers. The two sides add them in different orders.
 constexpr double kRounding = 1e-9;
 
-StepSize step(StepKind kind, AxisSet axes, int64_t bytes_whole, int64_t bytes_copied = 0) {
-  return {kind, axes, kBytes, kBytes, bytes_whole, bytes_copied};
+StepSize step(StepKind kind, AxisSet axes, int64_t bytes_full, int64_t bytes_copied = 0) {
+  return {kind, axes, kBytes, kBytes, bytes_full, bytes_copied};
 }
 
 struct Counted {
@@ -169,7 +169,7 @@ class OverAnyAxes : public ::testing::TestWithParam<SeedAndAxes> {
                                                                    : random_topology(seed_, kMesh)),
                      kMesh};
 
-  double of(StepKind kind, int64_t bytes_whole) const { return costs_.of(step(kind, axes_, bytes_whole)); }
+  double of(StepKind kind, int64_t bytes_full) const { return costs_.of(step(kind, axes_, bytes_full)); }
 };
 
 TEST_P(OverAnyAxes, AnAllReduceCostsNoMoreThanAReduceScatterAndAnAllGather) {

@@ -120,8 +120,7 @@ class Exhaustive {
     for (const int64_t axis : axes) {
       layout.placements[axis] = placement;
       if (placement.is_shard()) {
-        layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-        layout.order[placement.dim].push_back(axis);
+        add_cut(layout.order, placement.dim, axis);
       }
     }
     return layout;
@@ -232,19 +231,19 @@ class Exhaustive {
     const auto& to = after.placements[axes.front()];
     switch (kind) {
       case StepKind::kAllGather:
-        size.bytes_whole = std::max(num_ranks * size.bytes_before, size.bytes_after);
+        size.bytes_full = std::max(num_ranks * size.bytes_before, size.bytes_after);
         size.bytes_copied = even(before, axes, from.dim) && is_first(before, from.dim) ? 0 : size.bytes_after;
         break;
       case StepKind::kReduceScatter:
-        size.bytes_whole = std::max(num_ranks * size.bytes_after, size.bytes_before);
+        size.bytes_full = std::max(num_ranks * size.bytes_after, size.bytes_before);
         size.bytes_copied = even(after, axes, to.dim) && is_first(after, to.dim) ? 0 : size.bytes_before;
         break;
       case StepKind::kAllReduce:
-        size.bytes_whole = size.bytes_before;
+        size.bytes_full = size.bytes_before;
         break;
       case StepKind::kPermute:
       case StepKind::kAllToAll: {
-        size.bytes_whole = std::max(size.bytes_before, size.bytes_after);
+        size.bytes_full = std::max(size.bytes_before, size.bytes_after);
         if (kind == StepKind::kPermute) {
           break;
         }

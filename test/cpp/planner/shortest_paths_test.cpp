@@ -205,16 +205,6 @@ TEST_F(Reached, LayoutCostsTheSameWhateverWasAskedForBefore) {
   EXPECT_EQ(other.cost_to(layout("S1,S1")), first);
 }
 
-TEST_F(Reached, LayoutIsBoundedByWhatIsKnown) {
-  paths_.cost_to(layout("S1,R"));
-  EXPECT_EQ(paths_.at_least(layout("R,R")), 1);
-}
-
-TEST_F(Reached, LayoutIsBoundedByItsCostOnceThatIsKnown) {
-  paths_.cost_to(layout("R,R"));
-  EXPECT_EQ(paths_.at_least(layout("R,R")), 2);
-}
-
 TEST_F(Reached, LayoutsComeFromTheNearestToTheFarthest) {
   std::vector<double> costs;
   for (size_t n = 0; paths_.nearest(n) != nullptr; ++n) {

@@ -24,7 +24,7 @@ using ::testing::Values;
 struct Input {
   test::Sides at;
   std::vector<int64_t> shape = {24, 24};
-  bool stays = false;
+  bool is_pinned = false;
 };
 
 struct Worked {
@@ -57,7 +57,7 @@ class Call {
     call_.op = "test::op";
     for (const auto& input : worked.inputs) {
       call_.tensors.push_back(tensor(input.shape));
-      operands_.push_back({test::layout_of(input.at, mesh_, input.shape.size()), input.stays});
+      operands_.push_back({test::layout_of(input.at, mesh_, input.shape.size()), input.is_pinned});
     }
     call_.outputs.emplace_back(call_.tensors.front());
     for (const auto& sides : worked.required) {
@@ -65,14 +65,14 @@ class Call {
     }
   }
 
-  std::optional<Choice> choice(const CostModel& model = StepCounts{}) const {
-    CostSource costs(mesh_, model);
-    return cheapest(call_, rows_, operands_, required_, costs);
+  std::optional<PricedComposition> choice(const CostModel& model = StepCounts{}) const {
+    SearchPool costs(mesh_, model);
+    return cheapest_composition(call_, rows_, operands_, required_, costs);
   }
 
-  std::vector<Choice> choices(const CostModel& model = StepCounts{}) const {
-    CostSource costs(mesh_, model);
-    return all_choices(call_, rows_, operands_, required_, costs);
+  std::vector<PricedComposition> choices(const CostModel& model = StepCounts{}) const {
+    SearchPool costs(mesh_, model);
+    return legal_compositions(call_, rows_, operands_, required_, costs);
   }
 
  private:
@@ -313,11 +313,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 class MaskedInput : public ::testing::Test {
  protected:
-  std::optional<Choice> choice(const std::vector<Placement>& source, const Rows& rows,
-                               const std::vector<std::optional<Layout>>& required = {}) const {
-    CostSource costs(mesh_, StepCounts{});
+  std::optional<PricedComposition> choice(const std::vector<Placement>& source, const Rows& rows,
+                                          const std::vector<std::optional<Layout>>& required = {}) const {
+    SearchPool costs(mesh_, StepCounts{});
     const OpCall call{"test::op", {}, {tensor({24, 24})}, {tensor({24, 24})}};
-    return cheapest(call, rows, {{make_layout("test", source, {}, mesh_, 2)}}, required, costs);
+    return cheapest_composition(call, rows, {{make_layout("test", source, {}, mesh_, 2)}}, required, costs);
   }
 
   const Mesh mesh_{{2, 2}, {}, {}};
@@ -370,21 +370,23 @@ class LargeCall : public ::testing::TestWithParam<Large> {
   std::vector<Operand> operands_;
 };
 
-double total(const Choice& choice) { return std::accumulate(choice.costs.begin(), choice.costs.end(), 0.0); }
+double total(const PricedComposition& choice) {
+  return std::accumulate(choice.costs.begin(), choice.costs.end(), 0.0);
+}
 
 TEST_P(LargeCall, CostsTheLeastOfAllChoices) {
-  CostSource costs(mesh_);
+  SearchPool costs(mesh_);
   double least = std::numeric_limits<double>::infinity();
-  for (const auto& choice : all_choices(call_, rows_, operands_, {}, costs)) {
+  for (const auto& choice : legal_compositions(call_, rows_, operands_, {}, costs)) {
     least = std::min(least, total(choice));
   }
-  EXPECT_NEAR(total(*cheapest(call_, rows_, operands_, {}, costs)), least, 1e-9 * least);
+  EXPECT_NEAR(total(*cheapest_composition(call_, rows_, operands_, {}, costs)), least, 1e-9 * least);
 }
 
 TEST_P(LargeCall, SearchesOnceForInputsThatAreAlike) {
-  CostSource costs(mesh_);
-  cheapest(call_, rows_, operands_, {}, costs);
-  EXPECT_EQ(costs.num_kept(), GetParam().alike ? 1 : GetParam().num_inputs);
+  SearchPool costs(mesh_);
+  cheapest_composition(call_, rows_, operands_, {}, costs);
+  EXPECT_EQ(costs.num_idle(), GetParam().alike ? 1 : GetParam().num_inputs);
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, LargeCall,
@@ -394,10 +396,10 @@ INSTANTIATE_TEST_SUITE_P(Calls, LargeCall,
 
 TEST(Choice, OfInputsThatStayWhereTheyAreIsNotPriced) {
   const Mesh mesh{{2, 2}, {}, {}};
-  CostSource costs(mesh);
+  SearchPool costs(mesh);
   const OpCall call{"test::op", {}, {tensor({8, 8})}, {tensor({8, 8})}};
-  cheapest(call, kSame, {{test::layout_of({"S0,S1"}, mesh, 2)}}, {}, costs);
-  EXPECT_EQ(costs.num_kept(), 0);
+  cheapest_composition(call, kSame, {{test::layout_of({"S0,S1"}, mesh, 2)}}, {}, costs);
+  EXPECT_EQ(costs.num_idle(), 0);
 }
 
 TEST(Choice, SaysWhatEachInputCosts) {
@@ -417,18 +419,19 @@ INSTANTIATE_TEST_SUITE_P(Sources, WhetherSomethingMoves,
 
 TEST(Choice, HasNoLayoutForAnOutputThatIsNoTensor) {
   const Mesh mesh{{2}, {}, {}};
-  CostSource costs(mesh);
+  SearchPool costs(mesh);
   const OpCall call{"test::op", {}, {tensor({8})}, {tensor({8}), std::nullopt}};
   const Rows rows{{{{Placement::shard(0), std::nullopt}, {Placement::shard(0)}}}, false, {}};
-  const auto choice = cheapest(call, rows, {{test::layout_of({"S0"}, mesh, 1)}}, {}, costs);
+  const auto choice = cheapest_composition(call, rows, {{test::layout_of({"S0"}, mesh, 1)}}, {}, costs);
   EXPECT_EQ(to_string(choice->composition), "S(0), - <- S(0)");
 }
 
 TEST(Choice, OfACallWithoutTensorsReplicates) {
   const Mesh mesh{{2}, {}, {}};
-  CostSource costs(mesh);
-  EXPECT_EQ(to_string(cheapest({"aten::ones", {}, {}, {tensor({8})}}, {}, {}, {}, costs)->composition),
-            "R <- ");
+  SearchPool costs(mesh);
+  EXPECT_EQ(
+      to_string(cheapest_composition({"aten::ones", {}, {}, {tensor({8})}}, {}, {}, {}, costs)->composition),
+      "R <- ");
 }
 
 struct Refused {
@@ -446,12 +449,13 @@ class RefusedCall : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedCall, SaysWhatWasExpected) {
   const Refused& refused = GetParam();
-  CostSource costs({{2}, {}, {}});
+  SearchPool costs({{2}, {}, {}});
   const OpCall call{"test::op", {}, {tensor({8, 8})}, {tensor({8, 8})}};
   const Layout layout{std::vector<Placement>(refused.num_axes), {}};
   const std::vector<Operand> operands(refused.num_operands, {layout});
-  EXPECT_TRUE(test::refuses([&] { cheapest(call, refused.rows, operands, refused.required, costs); },
-                            {"test::op: ", refused.says, "expected 1"}));
+  EXPECT_TRUE(
+      test::refuses([&] { cheapest_composition(call, refused.rows, operands, refused.required, costs); },
+                    {"test::op: ", refused.says, "expected 1"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -66,7 +66,7 @@ std::string described(const Case& one) {
   std::string text = one.call.op + ", mesh " + test::joined(one.mesh.sizes);
   for (size_t i = 0; i < one.operands.size(); ++i) {
     text += ", " + test::joined(one.call.tensors[i].shape) + " " + to_string(one.operands[i].source);
-    text += one.operands[i].stays ? " stays" : "";
+    text += one.operands[i].is_pinned ? " stays" : "";
   }
   for (const auto& layout : one.required) {
     text += layout ? ", required " + to_string(*layout) : "";
@@ -137,9 +137,9 @@ class RandomCase {
   PartialOp op_;
 };
 
-std::optional<Choice> choice_of(const Case& one) {
-  CostSource costs(one.mesh, one.model);
-  return cheapest(one.call, one.rows, one.operands, one.required, costs);
+std::optional<PricedComposition> choice_of(const Case& one) {
+  SearchPool costs(one.mesh, one.model);
+  return cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
 }
 
 test::FullProduct full_product(const Case& one) {
@@ -177,9 +177,9 @@ TEST_P(RandomCall, MovesAnInputOnlyIfNoCompositionLeavesAllInPlace) {
 
 TEST_P(RandomCall, IsChosenAlikeWithWhatIsKnownFromBefore) {
   const Case one = make(false);
-  CostSource costs(one.mesh, one.model);
-  const auto first = cheapest(one.call, one.rows, one.operands, one.required, costs);
-  const auto again = cheapest(one.call, one.rows, one.operands, one.required, costs);
+  SearchPool costs(one.mesh, one.model);
+  const auto first = cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
+  const auto again = cheapest_composition(one.call, one.rows, one.operands, one.required, costs);
   EXPECT_EQ(first->composition, again->composition) << described(one);
 }
 
@@ -199,9 +199,9 @@ class FullProductOf : public ::testing::TestWithParam<std::tuple<size_t, int, in
     return random.make(kFamilies[family], num_axes, true);
   }
 
-  static std::vector<Choice> choices_of(const Case& one) {
-    CostSource costs(one.mesh, one.model);
-    return all_choices(one.call, one.rows, one.operands, one.required, costs);
+  static std::vector<PricedComposition> choices_of(const Case& one) {
+    SearchPool costs(one.mesh, one.model);
+    return legal_compositions(one.call, one.rows, one.operands, one.required, costs);
   }
 };
 

@@ -1,5 +1,5 @@
-// A slow reference for cheapest(): writes out the full product of the rows. It shares only the costs of
-// redistributions with the engine.
+// A slow reference for cheapest_composition(): writes out the full product of the rows. It shares only the
+// costs of redistributions with the engine.
 #pragma once
 
 #include <algorithm>
@@ -172,8 +172,7 @@ class FullProduct {
       for (const int64_t axis : precedence) {
         const auto& placement = layout.placements[axis];
         if (placement.is_shard()) {
-          layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
-          layout.order[placement.dim].push_back(axis);
+          add_cut(layout.order, placement.dim, axis);
         }
       }
     };
@@ -210,7 +209,7 @@ class FullProduct {
     for (size_t i = 0; i < operands_.size(); ++i) {
       const Layout& layout = composition.inputs[i];
       if (mixes(layout) || (!rows_.allows_empty_shards && has_empty_rank(layout, call_.tensors[i].shape)) ||
-          (operands_[i].stays && layout != operands_[i].source) || makes_partials(i, layout)) {
+          (operands_[i].is_pinned && layout != operands_[i].source) || makes_partials(i, layout)) {
         return false;
       }
     }

@@ -190,7 +190,7 @@ class Product {
       return;
     }
     double sum = 0;
-    bool stays = true;
+    bool is_pinned = true;
     for (size_t i = 0; i < asked_.operands.size(); ++i) {
       std::vector<Placement> target;
       target.reserve(chosen.size());
@@ -200,7 +200,7 @@ class Product {
       if (!is_legal(target, asked_.operands[i].meta.shape)) {
         return;
       }
-      stays = stays && target == asked_.operands[i].source.placements;
+      is_pinned = is_pinned && target == asked_.operands[i].source.placements;
       sum += dtensor_cost(asked_.operands[i].source, {target, default_shard_order(target)}, bytes(i), rings_);
     }
     std::vector<Placement> output;
@@ -211,7 +211,7 @@ class Product {
     if (!is_legal(output, {})) {
       return;
     }
-    unmoved_ = stays && sum == 0 ? chosen : unmoved_;
+    unmoved_ = is_pinned && sum == 0 ? chosen : unmoved_;
     if (cheapest_.empty() || sum < least_) {
       least_ = sum;
       cheapest_ = chosen;

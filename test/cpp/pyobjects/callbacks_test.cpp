@@ -17,8 +17,8 @@ TEST(Callback, IsTheFunctionOfItsName) {
 }
 
 TEST(Callback, IsTheOneHandedOverLast) {
-  hand_over("note_redistribution", python("abs"));
-  hand_over("note_redistribution", python("len"));
+  register_callback("note_redistribution", python("abs"));
+  register_callback("note_redistribution", python("len"));
   EXPECT_TRUE(callback("note_redistribution").is(python("len")));
 }
 
@@ -27,7 +27,8 @@ TEST(Callback, IsAnErrorBeforeItIsHandedOver) {
 }
 
 TEST(HandOver, RefusesAnUnknownName) {
-  EXPECT_TRUE(refuses<c10::ValueError>([] { hand_over("mesh_axis", python("len")); }, {"'mesh_axis'"}));
+  EXPECT_TRUE(
+      refuses<c10::ValueError>([] { register_callback("mesh_axis", python("len")); }, {"'mesh_axis'"}));
 }
 
 }  // namespace

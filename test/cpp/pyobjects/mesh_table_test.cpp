@@ -13,10 +13,10 @@ TEST(MeshTable, HoldsAValueAMesh) {
   static MeshTable<int> table;
   const auto one = python("new_line()");
   const auto equal = python("new_line()");
-  EXPECT_EQ(table.put(one, 1), 1);
+  EXPECT_EQ(table.insert_or_assign(one, 1), 1);
   EXPECT_EQ(*table.find(one), 1);
   EXPECT_EQ(table.find(equal), nullptr) << "meshes are told apart by address";
-  table.put(one, 2);
+  table.insert_or_assign(one, 2);
   EXPECT_EQ(*table.find(one), 2);
   table.clear();
   EXPECT_EQ(table.find(one), nullptr);
@@ -26,7 +26,7 @@ TEST(MeshTable, LetsGoOfAMeshThatIsGone) {
   static MeshTable<int> table;
   auto mesh = python("new_line()");
   const py::handle address = mesh;
-  table.put(mesh, 1);
+  table.insert_or_assign(mesh, 1);
   mesh = py::none();
   python("__import__('gc').collect()");
   EXPECT_EQ(table.find(address), nullptr);

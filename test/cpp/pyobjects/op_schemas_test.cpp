@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <string>
+
 #include "pyobjects/layouts.h"
 #include "support/python.h"
 #include "support/refuses.h"
@@ -52,7 +55,7 @@ TEST(ReadOpSchema, ReadsTensorsAndDefaults) {
   EXPECT_EQ(schema.call.tensors, std::vector<TensorMeta>(2, {{4, 2}, {2, 1}, Dtype::kFloat32}));
   EXPECT_EQ(schema.layouts, (std::vector<Layout>{layout({Placement::shard(0), Placement::replicate()}),
                                                  layout({Placement::shard(1), Placement::partial()})}));
-  EXPECT_EQ(schema.stays, (std::vector<bool>{false, false}));
+  EXPECT_EQ(schema.is_pinned, (std::vector<bool>{false, false}));
   EXPECT_TRUE(schema.mesh.is(python("grid")));
 }
 
@@ -63,6 +66,16 @@ TEST(ReadOpSchema, ReadsNumbersAndLists) {
   EXPECT_TRUE(sum.call.arg("dtype").is_none());
   const auto mul = read("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), 0.5), {})");
   EXPECT_EQ(mul.call.arg("other").number(), 0.5);
+}
+
+TEST(ReadOpSchema, RefusesIntsBeyond64Bits) {
+  for (const auto* number : {"2**63", "-2**63 - 1"}) {
+    const auto schema =
+        std::string("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), ") + number + "), {})";
+    EXPECT_TRUE(refuses<c10::NotImplementedError>([&] { read(schema.c_str()); }, {"aten::mul", "64 bits"}));
+  }
+  const auto largest = read("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), 2**63 - 1), {})");
+  EXPECT_EQ(largest.call.arg("other").integer(), std::numeric_limits<int64_t>::max());
 }
 
 TEST(ReadOpSchema, ReadsDtypesFormatsAndDevices) {
@@ -80,7 +93,7 @@ TEST(ReadOpSchema, ReadsDtypesFormatsAndDevices) {
 TEST(ReadOpSchema, OfAnInPlaceOperatorHasItsResult) {
   const auto schema =
       read("OpSchema(aten.add_.Tensor, (spec(line, [Shard(0)], 8), spec(line, [Replicate()], 8)), {})");
-  EXPECT_EQ(schema.stays, (std::vector<bool>{true, false}));
+  EXPECT_EQ(schema.is_pinned, (std::vector<bool>{true, false}));
   ASSERT_EQ(schema.results.size(), 1);
   EXPECT_EQ(schema.results[0], layout({Placement::shard(0)}));
 }
@@ -98,13 +111,13 @@ TEST(ReadOpSchema, KeepsKeywordTensorsWhereTheyAre) {
   const auto* const schema =
       "OpSchema(aten.searchsorted.Tensor, (spec(line, [Replicate()], 8), spec(line, [Shard(0)], 4)), "
       "{'sorter': spec(line, [Replicate()], 8, dtype=torch.int64)})";
-  EXPECT_EQ(read(schema).stays, (std::vector<bool>{false, false, true}));
-  EXPECT_EQ(read(schema, /*moves_keywords=*/true).stays, (std::vector<bool>{false, false, false}));
+  EXPECT_EQ(read(schema).is_pinned, (std::vector<bool>{false, false, true}));
+  EXPECT_EQ(read(schema, /*moves_keywords=*/true).is_pinned, (std::vector<bool>{false, false, false}));
 }
 
 TEST(ReadOpSchema, FreesGradientsThatAFusedOptimizerOnlyReads) {
   const auto of = [](const char* scale) {
-    return read_op_schema(python("fused_sgd(x)", python(scale)), /*moves_keywords=*/true).stays;
+    return read_op_schema(python("fused_sgd(x)", python(scale)), /*moves_keywords=*/true).is_pinned;
   };
   EXPECT_EQ(of("None"), (std::vector<bool>{true, false, true}));
   EXPECT_EQ(of("spec(line, [Replicate()])"), (std::vector<bool>{true, true, true, false}));
@@ -126,7 +139,7 @@ constexpr auto* kTwoMeshes =
 TEST(PartsOf, IsOneForMostOperators) {
   const auto schema =
       read("OpSchema(aten.cat.default, ([spec(line, [Shard(0)], 8), spec(line, [Replicate()], 4)],), {})");
-  const auto parts = parts_of(schema);
+  const auto parts = sub_schemas_of(schema);
   ASSERT_EQ(parts.size(), 1);
   EXPECT_EQ(parts[0].tensors, (std::vector<size_t>{0, 1}));
   EXPECT_EQ(parts[0].schema.call.args, schema.call.args);
@@ -134,7 +147,7 @@ TEST(PartsOf, IsOneForMostOperators) {
 }
 
 TEST(PartsOf, IsOneForEachElement) {
-  const auto parts = parts_of(read(kTwoMeshes));
+  const auto parts = sub_schemas_of(read(kTwoMeshes));
   ASSERT_EQ(parts.size(), 2);
   EXPECT_EQ(parts[0].tensors, (std::vector<size_t>{0, 2}));
   EXPECT_EQ(parts[1].tensors, (std::vector<size_t>{1, 3}));
@@ -145,14 +158,14 @@ TEST(PartsOf, IsOneForEachElement) {
 }
 
 TEST(PartsOf, TakesAReplicateOfAnotherMesh) {
-  EXPECT_EQ(parts_of(read(kTwoMeshes))[1].schema.layouts[1],
+  EXPECT_EQ(sub_schemas_of(read(kTwoMeshes))[1].schema.layouts[1],
             layout({Placement::replicate(), Placement::replicate()}));
 }
 
 TEST(PartsOf, RefusesTwoMeshes) {
   const auto schema = read(
       "OpSchema(aten.add.Tensor, (spec(line, [Shard(0)], 8), spec(grid, [Shard(0), Replicate()], 8)), {})");
-  EXPECT_TRUE(refuses<c10::ValueError>([&] { parts_of(schema); }, {"aten::add.Tensor", "two meshes"}));
+  EXPECT_TRUE(refuses<c10::ValueError>([&] { sub_schemas_of(schema); }, {"aten::add.Tensor", "two meshes"}));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 #include <string>
 
@@ -25,6 +26,16 @@ Layout layout(std::vector<Placement> placements) {
 
 py::object made(const Spec& spec) {
   return to_python_spec(spec, python("grid"), /*strided_as_order=*/false, nullptr);
+}
+
+TEST(ReadInts, RefusesSymbolsAndIntsBeyond64Bits) {
+  std::vector<int64_t> numbers;
+  EXPECT_TRUE(read_ints(python("(3, -2**63)"), numbers));
+  EXPECT_EQ(numbers, (std::vector<int64_t>{3, std::numeric_limits<int64_t>::min()}));
+  EXPECT_FALSE(read_ints(python("(3, 2**63)"), numbers));
+  EXPECT_EQ(PyErr_Occurred(), nullptr);
+  EXPECT_FALSE(read_ints(python("(3, 'a')"), numbers));
+  EXPECT_FALSE(read_ints(python("[3]"), numbers));
 }
 
 TEST(ReadSpec, ReadsTheTensorAndItsLayout) {
@@ -182,14 +193,16 @@ TEST(CanonicalSpec, RefusesMasks) {
 
 TEST(SpecObjects, HoldAlikeWherePlacementsAndOrdersAgree) {
   const auto spec = python("spec(grid, [Shard(0), Shard(0)], 8, 4)");
-  EXPECT_TRUE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(0)], 9, 4)")));
-  EXPECT_FALSE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(1)], 8, 4)")));
-  EXPECT_FALSE(hold_alike(spec, python("spec(grid, [Shard(0), Shard(0)], 8, 4, order=[(0, (1, 0))])")));
+  EXPECT_TRUE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(0)], 9, 4)")));
+  EXPECT_FALSE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(1)], 8, 4)")));
+  EXPECT_FALSE(have_same_layout(spec, python("spec(grid, [Shard(0), Shard(0)], 8, 4, order=[(0, (1, 0))])")));
 }
 
 TEST(SpecObjects, HoldAlikePlacementsWithRulesOfTheirOwn) {
-  EXPECT_TRUE(hold_alike(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [OwnPartial()], 8)")));
-  EXPECT_FALSE(hold_alike(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [Shard(0)], 8)")));
+  EXPECT_TRUE(
+      have_same_layout(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [OwnPartial()], 8)")));
+  EXPECT_FALSE(
+      have_same_layout(python("spec(line, [OwnPartial()], 8)"), python("spec(line, [Shard(0)], 8)")));
 }
 
 TEST(SpecObjects, GiveTheShapeOfTheWhole) {

@@ -114,7 +114,7 @@ TEST_F(Decisions, AreMadeAnewOnceAMeshIsFlattened) {
 
 TEST_F(Decisions, OfAnOperatorThatIsLeftAreNotOurs) {
   decide(mm("8"));
-  engine.leave("aten::mm");
+  engine.disable_rule("aten::mm");
   EXPECT_EQ(info().back(), 0);
   EXPECT_TRUE(decide(mm("8")).equal(python("('whole', False)")));
 }
@@ -126,7 +126,7 @@ TEST_F(Decisions, OfASchemaWithoutValuesAreOfTheWhole) {
 }
 
 TEST_F(Decisions, FollowRowsOfPython) {
-  engine.leave("aten::neg");
+  engine.disable_rule("aten::neg");
   rows_of = python("lambda schema: [[Partial(), Shard(0)]]");
   const auto elements = decide("OpSchema(aten.neg.default, (spec(line, [Shard(0)], 8, 4),), {})");
   EXPECT_TRUE(
@@ -134,7 +134,7 @@ TEST_F(Decisions, FollowRowsOfPython) {
 }
 
 TEST_F(Decisions, FollowNoAverageOfUnevenShards) {
-  engine.leave("aten::mean");
+  engine.disable_rule("aten::mean");
   rows_of = python("lambda schema: [[Replicate(), Replicate()], [Partial('avg'), Shard(0)]]");
   const auto placement = [&](const char* rows) {
     const auto schema =
@@ -146,7 +146,7 @@ TEST_F(Decisions, FollowNoAverageOfUnevenShards) {
 }
 
 TEST_F(Decisions, RefuseRowsOfAnotherLength) {
-  engine.leave("aten::neg");
+  engine.disable_rule("aten::neg");
   rows_of = python("lambda schema: [[Shard(1)]]");
   EXPECT_TRUE(refuses<c10::ValueError>(
       [&] { decide("OpSchema(aten.neg.default, (spec(line, [Shard(0)], 8, 4),), {})"); },

@@ -34,4 +34,10 @@ class FakeWork final : public c10d::Work {
   std::function<void()> on_wait_;
 };
 
+inline c10::intrusive_ptr<FakeWork> completed_work(std::function<void()> on_wait = [] {}) {
+  auto work = c10::make_intrusive<FakeWork>(std::move(on_wait));
+  work->completed = true;
+  return work;
+}
+
 }  // namespace funcol::test

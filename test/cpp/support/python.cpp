@@ -38,7 +38,7 @@ void load_python_side() {
   const auto module = py::module::import("python_side");
   names() = module.attr("__dict__").cast<py::dict>();
   for (const auto& [name, function] : module.attr("CALLBACKS").cast<py::dict>()) {
-    python::hand_over(name.cast<std::string>(), function.cast<py::object>());
+    python::register_callback(name.cast<std::string>(), function.cast<py::object>());
   }
 }
 

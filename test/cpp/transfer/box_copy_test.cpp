@@ -8,7 +8,7 @@
 namespace funcol::box_copy_test {
 namespace {
 
-using Runs = std::vector<std::vector<Run>>;
+using Runs = std::vector<std::vector<CopyRun>>;
 
 std::vector<int64_t> numbers(const at::Tensor& tensor) {
   const auto* data = tensor.const_data_ptr<int64_t>();

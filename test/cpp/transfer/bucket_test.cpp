@@ -86,9 +86,9 @@ TEST_F(Buckets, GiveTheirTensorsOneByOneAfterOneCollective) {
     bucket.start();
     std::vector<at::Tensor> taken;
     for (size_t i = 0; i < cases_.size(); ++i) {
-      taken.push_back(bucket.take());
+      taken.push_back(bucket.next());
     }
-    EXPECT_FALSE(bucket.take().defined());
+    EXPECT_FALSE(bucket.next().defined());
     return taken;
   });
   EXPECT_EQ(ranks_.num_collectives(), 1);
@@ -104,7 +104,7 @@ TEST_F(Buckets, OfOneTensorThatLiesInOrderGiveTheirBuffer) {
     const Case even{{6, 4}, "S0"};
     Bucket bucket({replicated(even, coordinate, groups)});
     bucket.start();
-    const auto taken = bucket.take();
+    const auto taken = bucket.next();
     EXPECT_TRUE(at::equal(taken, whole_of(even.shape)));
     EXPECT_EQ(taken.storage().nbytes(), size_t{24 * 4});
     return std::vector<at::Tensor>();
@@ -122,7 +122,7 @@ TEST_F(Buckets, MixPartialsShardsAndReplicas) {
     bucket.start();
     std::vector<at::Tensor> taken;
     for (size_t i = 0; i < mixed.size(); ++i) {
-      taken.push_back(bucket.take());
+      taken.push_back(bucket.next());
     }
     return taken;
   });

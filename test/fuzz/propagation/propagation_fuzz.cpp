@@ -122,7 +122,7 @@ class DecisionCheck {
     for (size_t i = 0; i < schema_.layouts.size(); ++i) {
       const bool moves_this = decision_.inputs.at(i) != schema_.layouts[i];
       moves = moves || moves_this;
-      if (moves_this && schema_.stays[i]) {
+      if (moves_this && schema_.is_pinned[i]) {
         refuse("an input that stays moves");
       }
     }
@@ -221,7 +221,7 @@ double total_of(const OutputSharding& decision) {
 void write_in_place(OpSchema& schema, bool is_of_list) {
   auto& op = schema.call.op;
   op.insert(without_overload(op).size(), "_");
-  schema.stays[0] = true;
+  schema.is_pinned[0] = true;
   schema.results = {schema.layouts[0]};
   if (is_of_list) {
     schema.written = {0};

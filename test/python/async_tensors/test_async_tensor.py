@@ -17,9 +17,9 @@ import funcol
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_over", [False, True], ids=["running", "over"])
-def test_every_read_sees_finished_data(read: Callable[[Tensor], Any], is_over: bool) -> None:
-    collective = SlowCollective(values(), is_over=is_over)
+@pytest.mark.parametrize("is_completed", [False, True], ids=["running", "over"])
+def test_every_read_sees_finished_data(read: Callable[[Tensor], Any], is_completed: bool) -> None:
+    collective = SlowCollective(values(), is_completed=is_completed)
     expected = read(values())
     assert same(read(collective.tensor), expected)
 

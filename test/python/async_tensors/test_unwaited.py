@@ -225,7 +225,7 @@ def test_a_settled_tensor_keeps_nothing_of_its_collective() -> None:
 def test_a_dropped_tensor_neither_waits_nor_leaks() -> None:
     finish = Finish()
     watched = weakref.ref(finish)
-    tensors = make_pending([torch.zeros(3), torch.zeros(3)], finish, is_over=True)
+    tensors = make_pending([torch.zeros(3), torch.zeros(3)], finish, is_completed=True)
     view = tensors[0].view(-1)
     del tensors
     assert funcol._C.num_orphans() == 0

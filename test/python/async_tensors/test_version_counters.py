@@ -65,7 +65,7 @@ def test_a_saved_tensor_with_a_gradient_of_its_own_has_none_either(write: Write)
     loss = (x * x).sum()
 
     def run() -> None:
-        overwritten(write, torch.ops.funcol, x)  # older minors refuse some here
+        overwritten(write, torch.ops.funcol, x)  # older releases refuse some here
         loss.backward()
 
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation|is being modified inplace"):

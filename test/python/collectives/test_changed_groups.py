@@ -148,6 +148,16 @@ def meshes_around(store: dist.Store, rank: int, world: int, end: END) -> dict[st
     return seen
 
 
+def counts_around(store: dist.Store, rank: int, world: int, end: END) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("x",))
+    x, identity = (distribute_tensor(one, mesh, [Shard(0)]) for one in (torch.ones(6, 2), torch.eye(2)))
+    assert torch.mm(x, identity).full_tensor().equal(torch.ones(6, 2))
+    if not end(store, rank, world):
+        return {}
+    funcol.installation.forget_operator_counts()
+    return {"error": error_of(lambda: torch.mm(x, identity)), "counts": funcol.installation.operator_counts()}
+
+
 def model_on(mesh: DeviceMesh) -> nn.Module:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
@@ -179,7 +189,7 @@ def fsdp_around(store: dist.Store, rank: int, world: int, end: END) -> dict[str,
     return seen
 
 
-CASES = {case.__name__: case for case in (results_around, meshes_around, fsdp_around)}
+CASES = {case.__name__: case for case in (results_around, meshes_around, counts_around, fsdp_around)}
 
 
 def run_rank(case: str, end: str, rank: int, world: int, path: str) -> None:
@@ -266,6 +276,13 @@ def test_meshes_of_the_old_group_refuse_to_communicate_and_new_ones_work(end: st
         for call, error in seen.items():
             assert "ValueError: funcol::" in error, (call, error)
             assert refused[end] in error, (call, error)
+
+
+@can_reconfigure
+def test_operators_that_communicate_on_the_old_group_are_counted_as_such(tmp_path: Path) -> None:
+    for seen in filter(None, seen_by_ranks("counts_around", "reconfigured", 3, tmp_path)):
+        assert "was reconfigured after the DeviceMesh was made" in seen["error"]
+        assert seen["counts"]["aten.mm.default"] == {"ended group": 1}
 
 
 @can_reconfigure

@@ -40,7 +40,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def plain(x: Tensor) -> Tensor:
-    """Returns ``x`` as older minors of stock PyTorch want it."""
+    """Returns ``x`` as older releases of stock PyTorch want it."""
     return x.resolve_conj().resolve_neg().contiguous()
 
 

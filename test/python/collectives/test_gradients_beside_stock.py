@@ -18,7 +18,7 @@ import funcol
 
 ON_DEVICES = True
 
-# The calls that stock differentiates in every minor.
+# The calls that stock differentiates in every release.
 SHARED: dict[str, Callable[[Any, Tensor, int], Any]] = {
     "all_reduce": lambda api, x, w: api.all_reduce(x, "sum", world_group()),
     "all_gather dim 0": lambda api, x, w: api.all_gather_tensor(x, 0, world_group()),

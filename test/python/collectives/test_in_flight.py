@@ -126,12 +126,12 @@ def test_threads_may_list_while_others_start_and_wait() -> None:
 
 FORK = """
 import os, torch, funcol
-held = funcol._C.make_pending([torch.ones(1)], lambda: None, "parents", is_over=False)
-funcol._C.make_pending([torch.ones(1)], lambda: None, "dropped", is_over=False)
+held = funcol._C.make_pending([torch.ones(1)], lambda: None, "parents", is_completed=False)
+funcol._C.make_pending([torch.ones(1)], lambda: None, "dropped", is_completed=False)
 assert sorted(one.op for one in funcol.pending()) == ["dropped", "parents"]
 child = os.fork()
 if child == 0:
-    own = funcol._C.make_pending([torch.ones(1)], lambda: None, "childs", is_over=False)
+    own = funcol._C.make_pending([torch.ones(1)], lambda: None, "childs", is_completed=False)
     os._exit(0 if [one.op for one in funcol.pending()] == ["childs"] else 1)
 assert os.waitpid(child, 0)[1] == 0
 held[0].sum()
@@ -238,7 +238,7 @@ file = open(sys.argv[1], "w")
 before = []
 signal.signal(signal.SIGUSR1, lambda *_: before.append("called"))
 funcol.collectives.dump_pending_on(signal.SIGUSR1, file)
-held = funcol._C.make_pending([torch.ones(2, 3)], lambda: None, "all_reduce", "dp", is_over=False)
+held = funcol._C.make_pending([torch.ones(2, 3)], lambda: None, "all_reduce", "dp", is_completed=False)
 def read():
     return open(sys.argv[1]).read()
 def wait_for(text, count):

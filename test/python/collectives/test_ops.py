@@ -50,7 +50,7 @@ OPS = [
 ]
 
 
-from_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="older minors have other schemas")
+from_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="older releases have other schemas")
 
 
 # Schemas

@@ -161,7 +161,7 @@ def test_a_graph_with_symbolic_sizes_serves_other_sizes(
     assert_plain(graph(x), program(x))
 
 
-# On a rank of a group that sends nothing, since some minors hang when they wait for a real one there.
+# On a rank of a group that sends nothing, since some releases hang when they wait for a real one there.
 BEFORE_DISPATCH: dict[str, Callable[[Tensor, dist.ProcessGroup], Tensor]] = {
     "reduce": lambda x, group: funcol.reduce(x, "sum", 0, group),
     "scatter": lambda x, group: funcol.scatter(x, 0, 1, group),
@@ -196,7 +196,7 @@ def test_a_graph_recorded_before_dispatch_holds_ops_of_core(
     if exported:
         check_graph(torch.export.export(Calls(call), (x,), strict=False).graph_module)
     else:
-        # A fake group makes up what is received from what is sent, and in some minors refuses a rank that
+        # A fake group makes up what is received from what is sent, and in some releases refuses a rank that
         # receives only.
         mode = "fake" if name == "scatter" else "real"
         check_graph(make_fx(call, tracing_mode=mode, pre_dispatch=True)(x))

@@ -1,4 +1,4 @@
-"""Process groups that are written in Python, under the method names of some PyTorch minor."""
+"""Process groups that are written in Python, under the method names of some PyTorch release."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis_settings import checked
 
 from funcol.__main__ import main
-from funcol.commands.timeline import Interval, within
+from funcol.commands.timeline import Interval, intersect
 from funcol.commands.traces import TraceError, read_trace
 
 MISSING = object()
@@ -245,7 +245,7 @@ class CountedReads(list[Interval]):
 def test_a_sweep_reads_each_interval_a_fixed_number_of_times(count: int) -> None:
     others = CountedReads((10 * place, 10 * place + 5) for place in range(count))
     intervals = [(10 * place + 2, 10 * place + 9) for place in range(count)]
-    assert len(list(within(intervals, others))) == count
+    assert len(list(intersect(intervals, others))) == count
     assert others.num_reads <= 5 * count
 
 

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
 from funcol.__main__ import main
-from funcol.commands.timeline import Activity, activity, length, merged, without
-from funcol.commands.traces import Span, read_spans, trace_of
+from funcol.commands.timeline import Activity, activity, length, merge_spans, subtract
+from funcol.commands.traces import Span, read_trace, trace_of
 
 Event = tuple[str, str, int, float, float]  # category, name, thread, begin and end in ms
 
@@ -58,7 +58,7 @@ def gloo(begin: float, end: float) -> Event:
 
 def test_spans_that_touch_are_one_interval() -> None:
     spans = [Span("", 4, 6), Span("", 0, 2), Span("", 2, 3), Span("", 5, 9)]
-    assert merged(spans) == [(0, 3), (4, 9)]
+    assert merge_spans(spans) == [(0, 3), (4, 9)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_spans_that_touch_are_one_interval() -> None:
     ],
 )
 def test_intervals_without_others_are_what_is_left(others: list[Any], left: list[Any]) -> None:
-    assert without([(0, 4), (6, 8)], others) == left
+    assert subtract([(0, 4), (6, 8)], others) == left
 
 
 # Hosts
@@ -81,13 +81,13 @@ def test_intervals_without_others_are_what_is_left(others: list[Any], left: list
 def test_communication_beside_an_operator_is_hidden_and_the_rest_is_bare() -> None:
     found = of(op("aten::mm", 0, 4), gloo(2, 10), op("aten::add", 8, 9))
     assert found.sending == [(2, 10)]
-    assert found.bare == [(4, 8), (9, 10)]
+    assert found.exposed == [(4, 8), (9, 10)]
 
 
 def test_the_time_in_which_an_operator_waits_is_no_compute() -> None:
     found = of(op("aten::add", 0, 10), op("funcol::wait", 1, 6), gloo(0, 6))
     assert found.compute == [(0, 1), (6, 10)]
-    assert found.bare == [(1, 6)]
+    assert found.exposed == [(1, 6)]
 
 
 def test_operators_inside_an_operator_are_part_of_it() -> None:
@@ -117,7 +117,7 @@ def test_on_a_device_kernels_compute_and_nccls_communicate() -> None:
         ("kernel", "ncclDevKernel_AllReduce_Sum", 20, 12, 18),
     )
     assert found.compute == [(10, 14), (15, 16)]
-    assert found.bare == [(14, 15), (16, 18)]
+    assert found.exposed == [(14, 15), (16, 18)]
 
 
 # Parts of a trace
@@ -232,7 +232,7 @@ def test_a_profile_has_compute_and_communication(tmp_path: Path) -> None:
         found = activity(trace_of(content), 7, "step")
         assert found.rank == rank
         assert [span.name for span in found.communication] == ["gloo:all_reduce"]
-        assert 0 <= length(found.bare) <= length(found.sending)
+        assert 0 <= length(found.exposed) <= length(found.sending)
         assert length(found.compute) > 0
 
 
@@ -242,7 +242,7 @@ def test_a_profile_tells_a_wait_from_the_operator_that_it_is_part_of(tmp_path: P
         result = slow.tensor + 1
     assert result.tolist() == [8, 8, 8]
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    spans = read_spans(tmp_path / "trace.json")
+    spans = read_trace(tmp_path / "trace.json").spans
     [wait] = [span for span in spans if span.name == "funcol::wait"]
     assert any(wait.starts_in(span) for span in spans if span.name == "aten::add")
 

@@ -67,7 +67,7 @@ COLLECTIVES: dict[str, Program] = {
     "two_in_a_row": lambda m, x, g: m.all_gather_tensor(m.reduce_scatter_tensor(x, "sum", 0, g), 0, g),
 }
 if not _compat.STOCK_MAKES_CONTIGUOUS:
-    # Older minors: stock's graph of these holds an op that refuses its input when it runs.
+    # Older releases: stock's graph of these holds an op that refuses its input when it runs.
     for name in ("reduce_scatter_of_transpose", "all_to_all_of_transpose"):
         del COLLECTIVES[name]
 
@@ -234,7 +234,7 @@ ALIASES = {
     "wait_tensor": lambda x, g: funcol.wait_tensor(x * 2),
     "wait_tensors": lambda x, g: funcol.wait_tensors([x * 2, x + 1]),
 }
-if hasattr(stock, "all_gather_single"):  # older minors take names only
+if hasattr(stock, "all_gather_single"):  # older releases take names only
     ALIASES["with_a_reduce_op_object"] = lambda x, g: funcol.all_reduce(x, dist.ReduceOp.SUM, g)
 
 

@@ -17,8 +17,13 @@ BUILT_IN |= {kind.__name__: kind for kind in (NotImplementedError, AttributeErro
 
 def made_types() -> dict[str, type[BaseException]]:
     """Returns all types that an error may get: of ours, and of PyTorch's for the same mistakes."""
-    theirs = {kind for _, kind in errors._TYPES} | {RuntimeError}
-    made = (errors._of_both(ours, kind) for ours in errors._OURS for kind in theirs if ours is not kind)
+    theirs = {kind for _, kind in errors._PYTORCH_TYPES} | {RuntimeError}
+    made = (
+        errors._combined_type(ours, kind)
+        for ours in errors._FUNCOL_TYPES
+        for kind in theirs
+        if ours is not kind
+    )
     return {kind.__name__: kind for kind in made}
 
 

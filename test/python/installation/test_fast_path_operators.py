@@ -71,13 +71,13 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
 }
 
 
-# Decisions of older minors do not say which elements of a list move.
+# Decisions of older releases do not say which elements of a list move.
 FROM_2_15 = {"a list with such tensors"}
 
 
 def _with_reasons(names: Iterable[str]) -> list[Any]:
     is_old = torch.__version__ < "2.15"
-    reason = "PyTorch moves elements of lists in older minors"
+    reason = "PyTorch moves elements of lists in older releases"
     return [
         pytest.param(name, marks=pytest.mark.skipif(is_old and name in FROM_2_15, reason=reason))
         for name in names

@@ -89,7 +89,7 @@ def test_compiled_modules(rank: int, world: int, place: str, checkpoint: str, fu
         return found, {name: dict(counters[name]) for name in names}, error
 
     found_before, counts_before, error_before = run()
-    # Hooks within blocks keep Dynamo of older minors from any graph.
+    # Hooks within blocks keep Dynamo of older releases from any graph.
     assert any(counts_before.values()) or error_before or place == "within the blocks"
     with funcol.installed():
         found, counts, error = run()

@@ -13,7 +13,7 @@ from fsdp_checks import check
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-# Older minors hand out memory that a hook's stream still writes.
+# Older releases hand out memory that a hook's stream still writes.
 ON_DEVICES = torch.__version__ >= "2.15"
 
 try:
@@ -25,7 +25,7 @@ has_replicas = pytest.mark.skipif(replicate_with_fsdp is None, reason="this PyTo
 
 
 def has(*names: str) -> Any:
-    """For tests of methods that older minors do not have."""
+    """For tests of methods that older releases do not have."""
     missing = [name for name in names if not hasattr(FSDPModule, name)]
     return pytest.mark.skipif(bool(missing), reason=f"this PyTorch has no {missing}")
 

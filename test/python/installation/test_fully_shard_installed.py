@@ -54,7 +54,7 @@ def test_a_model_may_see_funcol_come_and_go(rank: int, world: int) -> None:
 
 def codes() -> dict[str, Any]:
     names = [*table.REPLACED, *table.HOOKS, *table.WITHOUT_GRADIENTS]
-    functions = {name: under.looked_up(name) for name in names}
+    functions = {name: under.find_decorated(name) for name in names}
     inner = {f"{name}, undecorated": inspect.unwrap(functions[name]) for name in names if functions[name]}
     return {
         name: (function, function.__code__, function.__kwdefaults__)
@@ -109,21 +109,21 @@ def test_fsdp2_imported_after_install_is_taken_over(program: str) -> None:
 
 
 def test_this_minor_has_the_functions_that_are_taken_over() -> None:
-    taken, left = under.taken_over()
+    taken, left = under.replaced_and_unsupported()
     assert "FSDPParamGroup._to_unsharded" in taken
     if TORCH >= (2, 15):
         assert not left
 
 
 def test_what_is_taken_over_is_the_same_while_it_is() -> None:
-    before = under.taken_over()
+    before = under.replaced_and_unsupported()
     with funcol.installed():
-        assert under.taken_over() == before
+        assert under.replaced_and_unsupported() == before
 
 
 def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fsdp_param.FSDPParam, "to_unsharded", lambda self: None)
-    assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
+    assert "FSDPParamGroup._to_unsharded" in under.replaced_and_unsupported()[1]
 
 
 @pytest.mark.skipif(
@@ -134,7 +134,7 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
 def test_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
     expected = settled(programs.trains_with_types(rank, world, checks))
     with funcol.installed():
-        assert not under.taken_over()[1]
+        assert not under.replaced_and_unsupported()[1]
         assert_same(settled(programs.trains_with_types(rank, world, checks)), expected)
 
 
@@ -145,7 +145,7 @@ def test_an_install_that_fails_undoes_itself(monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr(under, "_hand_over", fails)
+        patch.setattr(under, "_register_with_cpp", fails)
         with pytest.raises(ValueError, match="on purpose"):
             funcol.install()
         with pytest.raises(ValueError, match="on purpose"), funcol.installed():

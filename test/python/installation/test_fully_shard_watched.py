@@ -32,7 +32,7 @@ ON_DEVICES = True
 
 def group_of(module: Any) -> Any:
     state = module._get_fsdp_state()
-    return state._fsdp_param_group  # older minors have no more than one
+    return state._fsdp_param_group  # older releases have no more than one
 
 
 # The Python of FSDP2 that gathers parameters and reduces gradients.
@@ -143,7 +143,10 @@ _IN_FSDP2 = "torch.distributed.fsdp._fully_shard."
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
+@pytest.mark.skipif(
+    not under.replaced_and_unsupported()[0] or bool(under.replaced_and_unsupported()[1]),
+    reason="not all is taken over",
+)
 @pytest.mark.parametrize(
     ("module", "path", "how"),
     [
@@ -198,11 +201,11 @@ def test_what_somebody_replaced_before_is_called(
             assert count == expected_count
             assert_same(found, expected)
             if (owner, name) not in ((torch.cpu.Stream, "wait_stream"),):
-                assert name in " ".join(under.not_pytorchs())
+                assert name in " ".join(under.patched_by_programs())
                 assert name in info()
         assert run()[0] == expected_count
     assert inspect.getattr_static(owner, name, None) is not counts
-    assert not under.not_pytorchs()
+    assert not under.patched_by_programs()
 
 
 def counts_replaced_collectives(rank: int, world: int, name: str) -> None:

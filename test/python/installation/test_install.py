@@ -182,7 +182,7 @@ def test_a_compiled_region_of_what_a_program_imported_has_the_graph_of_pytorch(r
     graphs: list[list[str]] = []
 
     def collect(module: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        # In older minors funcol asks for what PyTorch's own operators do in newer ones.
+        # In older releases funcol asks for what PyTorch's own operators do in newer ones.
         names = [str(node.target) for node in module.graph.nodes]
         graphs.append([name for name in names if name != "contiguous"])
         return module

@@ -166,9 +166,9 @@ def test_without_it_funcols_is_back(rank: int, world: int) -> None:
 
 
 def test_pytorch_has_none_of_programs() -> None:
-    assert kernels.of_programs() == []
+    assert kernels.ops_with_program_kernels() == []
     with funcol.installed():
-        assert kernels.of_programs() == []
+        assert kernels.ops_with_program_kernels() == []
 
 
 def test_torch_library_is_as_it_was() -> None:

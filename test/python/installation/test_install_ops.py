@@ -388,7 +388,7 @@ def test_dynamo_captures_an_operator_the_same(four_ranks: str, call: str) -> Non
         assert captured() == expected
 
 
-# The operators that only newer minors have
+# The operators that only newer releases have
 
 
 @pytest.mark.parametrize(

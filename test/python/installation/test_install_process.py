@@ -56,8 +56,8 @@ def test_installing_warns_of_nothing() -> None:
 # Dispatch from Python
 
 
-# Nobody is waited for: from the Python dispatcher some minors call PyTorch's kernels with the GIL, and a wait
-# for gloo then may last for ever.
+# No call waits: from the Python dispatcher some releases call PyTorch's kernels with the GIL held, and a wait
+# for gloo may then last forever.
 DISPATCH_FROM_PYTHON = """
 import torch, funcol
 import torch.distributed as dist

@@ -253,7 +253,7 @@ def test_a_compiled_program_has_the_graph_of_pytorch(rank: int, world: int) -> N
     dynamo_knows_wait = True
     try:
         expected = torch.compile(program, fullgraph=True, backend=collect)(x)
-    except torch._dynamo.exc.Unsupported:  # in older minors
+    except torch._dynamo.exc.Unsupported:  # in older releases
         dynamo_knows_wait = False
         graphs.clear()
         expected = torch.compile(program, fullgraph=True, backend=collect)(x)

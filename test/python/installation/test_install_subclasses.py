@@ -80,7 +80,7 @@ _ON_DATA = {
     aten.view.default,
     aten._to_copy.default,
 }
-# How PyTorch's results come to wait depends on the minor.
+# How PyTorch's results come to wait depends on the release.
 _WAITS = {
     getattr(c10d, name).default for name in ("wait_tensor", "_wrap_tensor_autograd") if hasattr(c10d, name)
 }

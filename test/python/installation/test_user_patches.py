@@ -87,7 +87,7 @@ def put(kind: str, place: str) -> Iterator[None]:
             held = vars(owner).get(name)
             if isinstance(held, staticmethod):
                 stack.enter_context(patch.object(owner, name, staticmethod(KINDS[kind](held.__func__))))
-            elif held is not None:  # this minor has it
+            elif held is not None:  # this release has it
                 stack.enter_context(patch.object(owner, name, KINDS[kind](held)))
         calls.clear()
         yield
@@ -236,7 +236,7 @@ def of_dtensor() -> list[Any]:
 @pytest.mark.parametrize("how", [funcol.install, lambda: funcol.installed().__enter__()])
 def test_an_installation_that_fails_under_dtensor_undoes_itself(how: Callable[[], object]) -> None:
     before = of_dtensor(), stock.all_reduce, DTensor._op_dispatcher.sharding_propagator
-    with patch.object(install_dtensor, "_put_propagator", fails), pytest.raises(PlannedError):
+    with patch.object(install_dtensor, "_install_propagator", fails), pytest.raises(PlannedError):
         how()
     assert (installation.is_installed(), installation.is_under_dtensor()) == (False, False)
     assert (of_dtensor(), stock.all_reduce, DTensor._op_dispatcher.sharding_propagator) == before
@@ -247,7 +247,7 @@ def test_an_installation_that_fails_under_dtensor_undoes_itself(how: Callable[[]
 
 def test_what_was_installed_before_stays_where_more_fails() -> None:
     with funcol.installed(dtensor=False):
-        with patch.object(install_dtensor, "_put_propagator", fails), pytest.raises(PlannedError):
+        with patch.object(install_dtensor, "_install_propagator", fails), pytest.raises(PlannedError):
             funcol.install()
         assert (installation.is_installed(), installation.is_under_dtensor()) == (True, False)
     assert not installation.is_installed()

@@ -296,7 +296,7 @@ def test_a_write_to_one_of_several_views_reaches_the_tensor(x: Tensor, *, name: 
 
 # Compiled regions
 
-# In minors whose DTensor does not look into the indices of index_put_, PyTorch cannot trace it.
+# In releases whose DTensor does not look into the indices of index_put_, PyTorch cannot trace it.
 TRACES_INDICES = any(
     aten.index_put_.default in getattr(DTensor._op_dispatcher.sharding_propagator, table, ())
     for table in _compat.TABLES_OF_SCHEMA_INFO

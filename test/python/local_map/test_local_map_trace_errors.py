@@ -73,8 +73,8 @@ def test_traced_averages_have_no_gradient(rank: int, world: int, name: str) -> N
 def test_a_graph_needs_the_mesh_of_its_regions(rank: int, world: int) -> None:
     graph = joint_graph(PROGRAMS["batch"], mesh_of((world,)))
     (node, _) = region_nodes(graph)
-    name, are_whole, _, *rest = node.args[1]  # type: ignore[misc]
-    node.update_arg(1, (name, are_whole, ("cpu", (7,), ("x",), tuple(range(7))), *rest))
+    name, are_full, _, *rest = node.args[1]  # type: ignore[misc]
+    node.update_arg(1, (name, are_full, ("cpu", (7,), ("x",), tuple(range(7))), *rest))
     graph.recompile()
     with pytest.raises(ValueError, match=r"the region is for a cpu mesh \(x=7\), which is not there"):
         graph(*whole_tensors(PROGRAMS["batch"]))

@@ -73,7 +73,7 @@ def test_gradients_are_noted_as_in_stock(rank: int, world: int) -> None:
     def notes_of(call: Callable[[DTensor], DTensor]) -> list[str]:
         leaf = source("S0", (world,)).requires_grad_()
         lines = notes(lines_of(lambda: torch.autograd.grad(call(leaf).sum(), leaf)))
-        # Older minors call gradients explicit, too.
+        # Older releases call gradients explicit, too.
         return [line.strip().replace(" [explicit] ", "") for line in lines]
 
     ours = notes_of(lambda leaf: redistribute(leaf, placements=target))

@@ -80,7 +80,7 @@ def test_the_gradient_is_differentiable(rank: int, world: int, src: Layout, dst:
     leaf = placed(whole, src, mesh).requires_grad_()
     incoming = placed(whole, dst, mesh).requires_grad_()
     result = redistribute(leaf, placements=dst.placements())
-    # All in DTensors: to_local() of older minors is not differentiable twice.
+    # All in DTensors: to_local() of older releases is not differentiable twice.
     (grad,) = torch.autograd.grad(result, leaf, incoming, create_graph=True)
     (second,) = torch.autograd.grad(grad, incoming, placed(weights, src, mesh))
     assert isinstance(second, DTensor)

@@ -392,7 +392,7 @@ def test_files_that_register_kernels_of_pytorchs_operators_are_known() -> None:
     """install() takes other kernels for those of programs, and leaves them in place."""
     registers = r'FRAGMENT\(_c10d_functional,|Library::FRAGMENT, "c10d_functional"'
     files = {f"/csrc/ops/{file.name}" for file in (ROOT / "csrc" / "ops").glob("*.cpp")}
-    known = {place for place in kernels._KNOWN if place.startswith("/csrc/")}
+    known = {place for place in kernels._KNOWN_PLACES if place.startswith("/csrc/")}
     assert known == {
         file for file in files if re.search(registers, (ROOT / file.removeprefix("/")).read_text())
     }

@@ -219,7 +219,7 @@ def test_every_form_of_a_group_has_the_name_of_the_group_it_means(rank: int, wor
 
 
 @pytest.mark.skipif(
-    not hasattr(stock, "_group_or_group_name"), reason="graphs of older minors hold names of groups only"
+    not hasattr(stock, "_group_or_group_name"), reason="graphs of older releases hold names of groups only"
 )
 @on_ranks(1)
 def test_a_graph_for_all_ranks_holds_the_group_itself(rank: int, world: int) -> None:

@@ -56,7 +56,7 @@ def test_a_decision_costs_the_least_of_the_full_product(
         assert cost_of(schema, sharding) == pytest.approx(least), schema
 
 
-# Older minors have rules of the whole mesh. For these operators they know ways that no rule of an axis
+# Older releases have rules of the whole mesh. For these operators they know ways that no rule of an axis
 # has: right for some numbers only (any of a sum, a mean of which nothing is ignored), or of partials made of
 # shards.
 WITH_OTHER_WAYS = {
@@ -94,7 +94,7 @@ def has_rule_of_the_whole_mesh(stock: Any, op: Any) -> bool:
     """Returns true if PyTorch has a rule for ``op`` that may decide otherwise than axis by axis: it follows
     the placements of the first tensor, or is right for some sizes only."""
     rule = stock.op_strategy_funcs.get(op)
-    return rule is not None and not _compat.has_one_way(rule)
+    return rule is not None and not _compat.has_single_strategy(rule)
 
 
 def costs_more(schema: OpSchema, a: OutputSharding, b: OutputSharding) -> bool:

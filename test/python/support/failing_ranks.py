@@ -30,7 +30,7 @@ LIMIT_S = 120.0  # start and warm-up included
 # Without, a rank fails at the start of its step.
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
 
-# Older minors have it as a private one.
+# Older releases have it as a private one.
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 

@@ -24,7 +24,7 @@ Step = Callable[[], object]
 # Makes a group of these ranks, or of all; every rank calls it.
 NewGroup = Callable[..., dist.ProcessGroup]
 
-# On older minors FSDP2 starts its collectives itself, and their errors are gloo's own.
+# On older releases FSDP2 starts its collectives itself, and their errors are gloo's own.
 runs_fsdp2 = pytest.mark.skipif(torch.__version__ < "2.15", reason="FSDP2's groups are PyTorch's own there")
 
 

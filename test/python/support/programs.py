@@ -61,7 +61,7 @@ def _check(rank: int, world: int, program: Program, args: tuple[Any, ...], pends
 
 
 class _Collectives(TorchDispatchMode):
-    """Counts those that run inside. PyTorch's CommDebugMode fails on modules of older minors."""
+    """Counts those that run inside. PyTorch's CommDebugMode fails on modules of older releases."""
 
     def __init__(self) -> None:
         super().__init__()

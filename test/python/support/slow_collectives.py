@@ -20,15 +20,15 @@ def make_pending(
     finish: Callable[[], None],
     op: str = "all_reduce",
     group: str = "dp",
-    is_over: bool = False,
+    is_completed: bool = False,
 ) -> list[Tensor]:
     """Pending tensors over ``buffers`` that call ``finish`` when they are waited for.
 
-    ``finish`` is called with the GIL if the Work says that it ``is_over``, else without it.
+    ``finish`` is called with the GIL if the Work says that it ``is_completed``, else without it.
     """
     # Results of a collective are not views; aliases of the buffers would be.
     with torch._C._ExcludeDispatchKeyGuard(VIEW_TRACKING):
-        return funcol._C.make_pending(buffers, finish, op, group, is_over)
+        return funcol._C.make_pending(buffers, finish, op, group, is_completed)
 
 
 def garbage_like(values: Tensor) -> Tensor:
@@ -40,11 +40,11 @@ def garbage_like(values: Tensor) -> Tensor:
 class SlowCollective:
     """A collective whose results hold garbage until somebody waits for it, and ``values`` from then on."""
 
-    def __init__(self, *values: Tensor, is_over: bool = False) -> None:
+    def __init__(self, *values: Tensor, is_completed: bool = False) -> None:
         self.num_waits = 0
         self._values = [value.detach().clone() for value in values]
         self._buffers = [garbage_like(value) for value in self._values]
-        self.tensors = make_pending(self._buffers, self._finish, is_over=is_over)
+        self.tensors = make_pending(self._buffers, self._finish, is_completed=is_completed)
 
     def _finish(self) -> None:
         self.num_waits += 1

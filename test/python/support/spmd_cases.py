@@ -168,7 +168,7 @@ def exchange_lists(outputs: list[Tensor], inputs: list[Tensor], group: Any = Non
 
 
 def with_lists_exchanged(rank: int, world: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Calls ``function``. The package sends lists, which gloo of older minors does not."""
+    """Calls ``function``. The package sends lists, which gloo of older releases does not."""
     if is_supported("alltoall_"):
         return function(rank, world, *args)
     own, dist.all_to_all = dist.all_to_all, exchange_lists

@@ -161,7 +161,7 @@ def shares() -> list[int]:
 
 
 def as_taken_by(module: Any, x: Tensor) -> Tensor:
-    """Returns ``x``, made contiguous for stock PyTorch: its older minors gather no other tensors."""
+    """Returns ``x``, made contiguous for stock PyTorch: its older releases gather no other tensors."""
     lies_otherwise = x.layout == torch.strided and not x.is_nested and not x.is_contiguous()
     return x.contiguous() if module is not funcol and lies_otherwise else x
 

@@ -177,7 +177,7 @@ RAW: dict[str, Callable[[Tensor], Any]] = {
     "set_data": given_by(lambda other, t: setattr(other, "data", t)),
     "set_data_operator": given_by(torch.ops.aten.set_data),
 }
-# The operator that newer minors of Dynamo make of `x.data = y`.
+# The operator that newer releases of Dynamo make of `x.data = y`.
 if hasattr(torch.ops.aten, "shallow_copy_data_"):
     RAW["shallow_copy_data"] = given_by(torch.ops.aten.shallow_copy_data_)
 

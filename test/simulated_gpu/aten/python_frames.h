@@ -1,4 +1,4 @@
-// The frames of Python's stack, by the functions of Python's C API that every supported minor has.
+// The frames of Python's stack, by the functions of Python's C API that every supported release has.
 #pragma once
 
 #include <string>

@@ -10,16 +10,13 @@
 
 #include "kernels/cuda/needs_cuda.h"
 #include "kernels/cuda_library.h"
+#include "kernels/rank_major_cases.h"
 
 namespace funcol::kernels::cuda_rank_major_test {
 namespace {
 
-using Bytes = std::vector<uint8_t>;
 using CpuKernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
 using CudaKernel = const char* (*)(const void*, void*, const ShardShape&, void*);
-
-constexpr uint8_t kGuard = 0xA5;
-constexpr size_t kMargin = 64;
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
@@ -39,16 +36,6 @@ class DeviceMemory {
  private:
   void* data_ = nullptr;
 };
-
-Bytes numbered_bytes(int64_t count) {
-  Bytes bytes(static_cast<size_t>(count));
-  uint32_t state = 1;
-  for (auto& byte : bytes) {
-    state = state * 1664525U + 1013904223U;
-    byte = static_cast<uint8_t>(state >> 24U);
-  }
-  return bytes;
-}
 
 Bytes on_cpu(CpuKernel kernel, const Bytes& in, const ShardShape& shape) {
   Bytes out(in.size());
@@ -101,13 +88,9 @@ class LayoutCuda : public ::testing::Test {
   cudaStream_t stream_ = nullptr;
 };
 
-using Sizes = std::tuple<int64_t, int64_t, int64_t>;  // row_bytes, num_ranks, outer
-
 class LayoutCudaOfAnyShape : public LayoutCuda, public ::testing::WithParamInterface<Sizes> {
  protected:
-  const ShardShape shape_ = {.num_ranks = std::get<1>(GetParam()),
-                             .outer = std::get<2>(GetParam()),
-                             .row_bytes = std::get<0>(GetParam())};
+  const ShardShape shape_ = shape_of(GetParam());
 };
 
 TEST_P(LayoutCudaOfAnyShape, MergeEqualsTheCpuKernel) {
@@ -118,19 +101,10 @@ TEST_P(LayoutCudaOfAnyShape, SplitEqualsTheCpuKernel) {
   expect_equals_cpu(cuda_library().functions->split_shards, split_shards, shape_);
 }
 
-std::string name_of_sizes(const ::testing::TestParamInfo<Sizes>& param) {
-  const auto& [row_bytes, num_ranks, outer] = param.param;
-  return "rows_of_" + std::to_string(row_bytes) + "_ranks_" + std::to_string(num_ranks) + "_outer_" +
-         std::to_string(outer);
-}
-
 INSTANTIATE_TEST_SUITE_P(Sizes, LayoutCudaOfAnyShape,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3, 4, 5, 8, 12, 16, 20, 32, 100, 4096),
                                             ::testing::Values(1, 2, 3, 8), ::testing::Values(0, 1, 2, 7, 64)),
                          name_of_sizes);
-
-using Offsets =
-    std::tuple<int64_t, int64_t, int64_t>;  // bytes before the input, before the output; row_bytes
 
 class LayoutCudaOfUnalignedMemory : public LayoutCuda, public ::testing::WithParamInterface<Offsets> {
  protected:
@@ -145,12 +119,6 @@ TEST_P(LayoutCudaOfUnalignedMemory, MergeEqualsTheCpuKernel) {
 
 TEST_P(LayoutCudaOfUnalignedMemory, SplitEqualsTheCpuKernel) {
   expect_equals_cpu(cuda_library().functions->split_shards, split_shards, shape_, in_offset_, out_offset_);
-}
-
-std::string name_of_offsets(const ::testing::TestParamInfo<Offsets>& param) {
-  const auto& [in_offset, out_offset, row_bytes] = param.param;
-  return "in_" + std::to_string(in_offset) + "_out_" + std::to_string(out_offset) + "_rows_of_" +
-         std::to_string(row_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Offsets, LayoutCudaOfUnalignedMemory,

@@ -148,7 +148,7 @@ bool could_stay(const Shape& from, const Shape& to, int64_t dim) {
 }
 
 // Returns true if a row keeps the input's shard of `dim`.
-bool stays(const Shape& from, const Shape& to, int64_t dim) {
+bool is_pinned(const Shape& from, const Shape& to, int64_t dim) {
   const auto call = view(from, to);
   const auto rows = rows_of(call);
   return std::ranges::any_of(rows.rows, [&](const Row& row) {
@@ -163,7 +163,7 @@ TEST_P(Reshape, ShardsStayWhereverTheyCould) {
   const auto& [from, to] = GetParam();
   std::vector<int64_t> lost;
   for (int64_t dim = 0; dim < static_cast<int64_t>(from.size()); ++dim) {
-    if (could_stay(from, to, dim) && !stays(from, to, dim)) {
+    if (could_stay(from, to, dim) && !is_pinned(from, to, dim)) {
       lost.push_back(dim);
     }
   }

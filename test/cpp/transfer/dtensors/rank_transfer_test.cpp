@@ -8,16 +8,10 @@
 namespace funcol::python::rank_transfer_test {
 namespace {
 
-TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
+TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t owner) {
   TransferKey key{0, {parse_placements(placements), {}}, {}, std::move(shape), 4};
-  key.holder = holder;
+  key.owner = owner;
   return key;
-}
-
-TEST(Holders, AreNumberedAlongTheLastAxisFirst) {
-  const Mesh mesh{{2, 3}, {}, {}};
-  EXPECT_EQ(number_in_mesh({0, 0}, mesh), 0);
-  EXPECT_EQ(number_in_mesh({1, 2}, mesh), 5);
 }
 
 TEST(BytesOfAMove, AreTheWholeAndAShard) {

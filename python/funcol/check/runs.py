@@ -21,8 +21,19 @@ from torch.overrides import TorchFunctionMode
 from ..redistribution.agreement import Agreement, reason_of
 from ..redistribution.functions import redistribute
 from ..weights.export import full_tensors
-from .comparing import Comparison
-from .recording import LOSS, NORM, Key, Recorder, Recording, Value, own_line, plain_name, widen, without_ddp
+from .comparison import Comparison
+from .recording import (
+    LOSS,
+    NORM,
+    RecordedTensor,
+    Recorder,
+    Recording,
+    TensorKey,
+    own_line,
+    plain_name,
+    widen,
+    without_ddp,
+)
 from .report import Report
 from .verdict import Verdict
 
@@ -90,19 +101,19 @@ class Check:
             except CheckError as error:
                 keys_and_weights = str(error)
             except Exception as error:
-                keys_and_weights = f"the reference run, program(None), ended with {described(error)}"
-        keys_and_weights = self._agreement.tell(keys_and_weights)[0]
+                keys_and_weights = f"the reference run, program(None), ended with {describe_error(error)}"
+        keys_and_weights = self._agreement.exchange(keys_and_weights)[0]
         if isinstance(keys_and_weights, str):
             raise CheckError(keys_and_weights)
-        keys = [Key(*key) for key in keys_and_weights[0]]
+        keys = [TensorKey(*key) for key in keys_and_weights[0]]
         for name, shape, dtype in keys_and_weights[1]:
             dtype = getattr(torch, dtype.removeprefix("torch."))
             full = torch.empty(shape, dtype=dtype, device=self.device)
             dist.broadcast(full.copy_(weights.get(name, full)), src=0)
             weights[name] = full
-        report, has_guessed = self._checked(reference, weights, keys, guesses=True)
+        report, has_guessed = self._compare_parallel_run(reference, weights, keys, guesses=True)
         if has_guessed and not report.ok:
-            other, _ = self._checked(reference, weights, keys, guesses=False)
+            other, _ = self._compare_parallel_run(reference, weights, keys, guesses=False)
             report = other if other.ok else report
         return report
 
@@ -123,8 +134,8 @@ class Check:
             return run(0.0)
         return run(0.0)._replace(perturbed=run(torch.finfo(getattr(torch, self.dtype)).eps))
 
-    def _checked(
-        self, reference: Recording | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
+    def _compare_parallel_run(
+        self, reference: Recording | None, weights: Mapping[str, Tensor], keys: list[TensorKey], guesses: bool
     ) -> tuple[Report, bool]:
         """Returns the report of a parallel run, and true if weights were loaded by a guess."""
         guessed: list[str] = []
@@ -133,21 +144,21 @@ class Check:
             guessed.extend(_load(root, weights, self._mesh, self.layouts, guesses))
 
         model, run = self._run(self._mesh, load)
-        own = _joined_calls(run.values, {*keys})
+        own = _join_calls(run.values, {*keys})
         present = [one.kind == "grad" and one in own and own[one].local is not None for one in keys]
-        of_ranks = self._agreement.tell([[*_names(own)], guessed, run.drawing, present]).values()
+        of_ranks = self._agreement.exchange([[*_names(own)], guessed, run.drawing, present]).values()
         names, all_guessed, drawing, all_present = zip(*of_ranks, strict=True)
         _check_names(_names(keys), {*itertools.chain(*names)})
         if all(one == present for one in all_present):
             own[NORM] = _norm_of(model)
         heads = [own[key].head() if key in own else None for key in keys]
-        streamed = self._streamed(keys, [*self._agreement.tell(heads).values()], own)
+        values_of_ranks = self._stream_values(keys, [*self._agreement.exchange(heads).values()], own)
         if reference is None:
-            assert not [*streamed]
-            return Report.of(self._agreement.tell("")[0]), any(all_guessed)
+            assert not [*values_of_ranks]
+            return Report.of(self._agreement.exchange("")[0]), any(all_guessed)
         values, drew = reference.values, {*itertools.chain(reference.drawing, *drawing)}
         comparison = Comparison(reference, self._mesh.mesh.cpu(), self.axes, self.layouts)
-        findings = [comparison.judge(*each) for each in streamed]
+        findings = [comparison.judge(*each) for each in values_of_ranks]
         report = Report(
             dict(zip(self.axes, self.mesh_shape, strict=True)),
             self.dtype,
@@ -159,7 +170,7 @@ class Check:
             own[NORM].number() if findings[-1].agrees is not None else None,
             sorted(drew),
         )
-        return Report.of(self._agreement.tell(report.json())[0]), any(all_guessed)
+        return Report.of(self._agreement.exchange(report.json())[0]), any(all_guessed)
 
     def _run(
         self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0
@@ -172,9 +183,9 @@ class Check:
         recorder = self.recorder = Recorder(self.max_bytes, widen_and_begin, noise)
         torch.manual_seed(self.seed)
         random.seed(self.seed)
-        with self._defaults():
+        with self._default_dtype_and_device():
             try:
-                with recorder.running(is_reference=mesh is None):
+                with recorder.recording(is_reference=mesh is None):
                     model, loss, optimizer = _results(self.program(mesh))
             except Exception as error:
                 error.add_note(f"rank {dist.get_rank()} was in {recorder.where()}")
@@ -183,24 +194,24 @@ class Check:
             return model, recorder.finish(model, loss, optimizer)
 
     @contextmanager
-    def _defaults(self) -> Iterator[None]:
+    def _default_dtype_and_device(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.dtype == "float64":
                 stack.callback(torch.set_default_dtype, torch.get_default_dtype())
                 torch.set_default_dtype(torch.float64)
-                stack.enter_context(_Widened())
+                stack.enter_context(_WidenDtypes())
             if self.device != "cpu":
                 stack.enter_context(torch.device(self.device))
             yield
 
-    def _streamed(
-        self, keys: Sequence[Key], heads: Sequence[Heads], own: Mapping[Key, Value]
-    ) -> Iterator[tuple[Key, list[Value | None]]]:
+    def _stream_values(
+        self, keys: Sequence[TensorKey], heads: Sequence[Heads], own: Mapping[TensorKey, RecordedTensor]
+    ) -> Iterator[tuple[TensorKey, list[RecordedTensor | None]]]:
         """Yields on rank 0 what the ranks have under each key, as much at a time as the bound allows."""
 
         def rows() -> Iterator[tuple[str, Tensor]]:
             for i, key in enumerate(keys):
-                numbers = own.get(key, Value(None)).bytes()
+                numbers = own.get(key, RecordedTensor(None)).bytes()
                 size = max([1, *(one[i][-1] for one in heads if one[i] is not None)])
                 row = nn.functional.pad(numbers, (0, size - numbers.numel())).to(self.device)
                 yield str(i), DTensor.from_local(row[None], self._ranks, [Shard(0)], run_check=False)
@@ -210,7 +221,7 @@ class Check:
             for i, (_, full) in enumerate(stream):
                 if full is not None:
                     of_rank = zip(heads, full, strict=True)
-                    yield keys[i], [one[i] and Value.of(one[i], row) for one, row in of_rank]
+                    yield keys[i], [one[i] and RecordedTensor.of(one[i], row) for one, row in of_rank]
 
 
 @torch.no_grad()
@@ -242,8 +253,8 @@ def _load(
             cut = [dim for dim, size in enumerate(full.shape) if held.shape[dim] < size]
             for axis in reversed(range(mesh.ndim)) if len(cut) == 1 else ():
                 layouts.append([Shard(cut[0]) if one == axis else Replicate() for one in range(mesh.ndim)])
-        whole = DTensor.from_local(full.to(local), on, [Replicate()] * on.ndim, run_check=False)
-        parts = (redistribute(whole, placements=placements).to_local() for placements in layouts)
+        full_dtensor = DTensor.from_local(full.to(local), on, [Replicate()] * on.ndim, run_check=False)
+        parts = (redistribute(full_dtensor, placements=placements).to_local() for placements in layouts)
         part = next((one for one in parts if one.shape == local.shape), local)
         is_guess = len(layouts) > 1 and local.shape != full.shape and not torch.equal(part, local)
         if is_guess:
@@ -258,7 +269,7 @@ _WIDER: dict[Any, Any] = {
 }
 
 
-class _Widened(TorchFunctionMode):
+class _WidenDtypes(TorchFunctionMode):
     """Makes float64 of the floating-point dtypes that a program names."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -269,7 +280,7 @@ class _Widened(TorchFunctionMode):
         return _WIDER.get(func, func)(*map(widened, args), **kwargs)
 
 
-def _norm_of(model: nn.Module) -> Value:
+def _norm_of(model: nn.Module) -> RecordedTensor:
     """Returns the norm of all gradients by PyTorch's function; of plain tensors, on this rank alone."""
     by_mesh: dict[Any, list[Tensor]] = {}
     for one in model.parameters():
@@ -277,7 +288,7 @@ def _norm_of(model: nn.Module) -> Value:
             by_mesh.setdefault(getattr(one.grad, "device_mesh", None), []).append(one.grad)
     norms = (nn.utils.get_total_norm(some) for some in by_mesh.values())
     norm = math.hypot(*(float(one.full_tensor() if isinstance(one, DTensor) else one) for one in norms))
-    return Value(torch.tensor(norm, dtype=torch.float64), "float64")
+    return RecordedTensor(torch.tensor(norm, dtype=torch.float64), "float64")
 
 
 def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
@@ -290,7 +301,7 @@ def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
     return (*returned, None)[:3]
 
 
-def _names(keys: Iterable[Key]) -> set[str]:
+def _names(keys: Iterable[TensorKey]) -> set[str]:
     """Returns the names of the parameters."""
     return {f"{key.module}.{key.path}".lstrip(".") for key in keys if key.kind == "param"}
 
@@ -306,12 +317,14 @@ def _check_names(expected: set[str], found: set[str]) -> None:
         )
 
 
-def _joined_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Value]:
+def _join_calls(
+    values: Mapping[TensorKey, RecordedTensor], wanted: set[TensorKey]
+) -> dict[TensorKey, RecordedTensor]:
     """Returns the values, in which calls of a module that the reference called once, such as those of the
     micro-batches of a pipeline, are joined to one."""
     found = dict(values)
     for key in [key for key in found if key.call and key not in wanted]:
-        first, more = found.get(key._replace(call=0), Value(None)), found[key].local
+        first, more = found.get(key._replace(call=0), RecordedTensor(None)), found[key].local
         if first.local is None or more is None or not first.local.ndim == more.ndim > 0:
             continue
         if first.local.shape[1:] == more.shape[1:]:
@@ -319,7 +332,7 @@ def _joined_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Va
     return found
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns the error in one line: its type, text, and the innermost line of the program."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     line = own_line(reversed(frames))

@@ -1,4 +1,4 @@
-#include "propagation/rules/rows.h"
+#include "propagation/rules/row_list.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -76,21 +76,21 @@ void RowList::add_arithmetic(const Placement& output, NamedPlacements inputs) {
   add_arithmetic(output, inputs_by_name(inputs));
 }
 
-void RowList::add_alike(const Placement& placement) { add(placement, all_inputs(placement)); }
+void RowList::add_same_placement(const Placement& placement) { add(placement, all_inputs(placement)); }
 
-void RowList::add_alike(const Placement& placement, ArgumentNames arguments) {
+void RowList::add_same_placement(const Placement& placement, ArgumentNames arguments) {
   add(placement, inputs_of(arguments, placement));
 }
 
 void RowList::add_partials(PartialOps ops) {
   for (const auto op : ops) {
-    add_alike(partial(op));
+    add_same_placement(partial(op));
   }
 }
 
 void RowList::add_partials(PartialOps ops, ArgumentNames arguments) {
   for (const auto op : ops) {
-    add_alike(partial(op), arguments);
+    add_same_placement(partial(op), arguments);
   }
 }
 

@@ -36,11 +36,11 @@ struct TransferProgram {
   std::optional<std::vector<int64_t>> shape_before;
   std::string src;  // the layout before, as text, for messages
 };
-using ProgramPtr = std::shared_ptr<const TransferProgram>;
+using TransferProgramPtr = std::shared_ptr<const TransferProgram>;
 
 // A tensor and the program that moves it. `masks` has the operations of this tensor's masked partials alone.
 struct TransferItem {
-  ProgramPtr program;
+  TransferProgramPtr program;
   at::Tensor local;  // on a rank outside of the first mesh, any tensor of the dtype and device
   MaskHooks masks = {};
 };

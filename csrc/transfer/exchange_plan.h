@@ -18,9 +18,6 @@ namespace funcol {
 // index 5 at position 3.
 Intervals positions(const Intervals& wanted, const Intervals& held);
 
-// Returns the indices in both.
-Intervals intersection(const Intervals& a, const Intervals& b);
-
 // Positions of one dim in the wanted order, which need not ascend.
 struct DimSelection {
   int64_t dim;
@@ -39,7 +36,7 @@ void select_dim(int64_t dim, const Intervals& wanted, const Intervals& held, Sel
 struct Piece {
   int64_t cut;         // the number of the shard, as the layout before cuts the dim within the group
   Interval positions;  // in the block of that shard
-  bool is_whole;       // the positions are all that the block has along the dim
+  bool is_full;        // the positions are all that the block has along the dim
 
   friend bool operator==(const Piece&, const Piece&) = default;
 };

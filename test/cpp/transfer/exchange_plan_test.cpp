@@ -1,11 +1,11 @@
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 #include <string>
 
-namespace funcol::blocks_test {
+namespace funcol::exchange_plan_test {
 namespace {
 
 Layout layout(const char* placements, const Mesh& mesh, ShardOrder order = {}) {
@@ -23,14 +23,6 @@ TEST(Positions, OfSeveralRunsFollowEachOther) {
 TEST(Positions, OfWhatIsNotHeldAreNone) { EXPECT_TRUE(positions({{0, 4}}, {{4, 4}}).empty()); }
 
 TEST(Positions, InNothingAreNone) { EXPECT_TRUE(positions({{0, 4}}, {}).empty()); }
-
-TEST(Intersection, KeepsGaps) {
-  EXPECT_EQ(intersection({{0, 6}}, {{1, 2}, {4, 5}}), (Intervals{{1, 2}, {4, 2}}));
-}
-
-TEST(Intersection, JoinsWhatTouches) {
-  EXPECT_EQ(intersection({{0, 2}, {2, 2}}, {{1, 3}}), (Intervals{{1, 3}}));
-}
 
 TEST(Append, JoinsWithTheLastRun) {
   Intervals runs{{0, 2}};
@@ -82,4 +74,4 @@ TEST(Exchange, OfPartialValuesIsRefused) {
 }
 
 }  // namespace
-}  // namespace funcol::blocks_test
+}  // namespace funcol::exchange_plan_test

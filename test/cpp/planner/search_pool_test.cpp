@@ -1,4 +1,4 @@
-#include "planner/cost_source.h"
+#include "planner/search_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -9,20 +9,20 @@
 #include "planner/tasks.h"
 #include "support/refuses.h"
 
-namespace funcol::cost_source_test {
+namespace funcol::search_pool_test {
 namespace {
 
 const Mesh kMesh{{2, 2}, {}, {}};
 
 Layout layout(const std::string& placements) { return test::layout_of({placements}, kMesh, 2); }
 
-std::unique_ptr<ShortestPaths> take(CostSource& source, int64_t size, const std::string& from = "S0,R") {
+std::unique_ptr<ShortestPaths> take(SearchPool& source, int64_t size, const std::string& from = "S0,R") {
   return source.take({size, 4}, 4, layout(from), vocabulary_of(parse_placements("S0,S1")));
 }
 
 class CostsOfOneMesh : public ::testing::Test {
  protected:
-  CostSource source_{kMesh, StepCounts{}, 2};
+  SearchPool source_{kMesh, StepCounts{}, 2};
 };
 
 TEST_F(CostsOfOneMesh, RememberWhatIsGivenBack) {
@@ -41,7 +41,7 @@ TEST_F(CostsOfOneMesh, KeepAsManyAsWereAskedFor) {
   for (int64_t size = 1; size < 5; ++size) {
     source_.give_back(take(source_, size));
   }
-  EXPECT_EQ(source_.num_kept(), 2);
+  EXPECT_EQ(source_.num_idle(), 2);
 }
 
 struct Tensor {
@@ -58,7 +58,7 @@ TEST_P(OtherTensor, HasCostsOfItsOwn) {
   source_.give_back(std::move(paths));
   const auto& [shape, itemsize, from, vocabulary] = GetParam();
   source_.give_back(source_.take(shape, itemsize, layout(from), vocabulary_of(parse_placements(vocabulary))));
-  EXPECT_EQ(source_.num_kept(), 2);
+  EXPECT_EQ(source_.num_idle(), 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, OtherTensor,
@@ -84,17 +84,17 @@ TEST_F(CostsOfOneMesh, MayBeAskedForBySeveralThreads) {
   }
 }
 
-TEST(CostSource, IsPricedInMicrosecondsUnlessToldOtherwise) {
-  CostSource source(kMesh);
+TEST(SearchPool, IsPricedInMicrosecondsUnlessToldOtherwise) {
+  SearchPool source(kMesh);
   const Costs costs(default_alpha_beta(kMesh), kMesh);
   ShortestPaths expected(kMesh, costs, {8, 4}, 4, layout("S0,R"), {});
   EXPECT_EQ(take(source, 8)->cost_to(layout("R,R")), expected.cost_to(layout("R,R")));
 }
 
-TEST(CostSource, OfAModelOfAnotherMeshIsRefused) {
+TEST(SearchPool, OfAModelOfAnotherMeshIsRefused) {
   EXPECT_TRUE(test::refuses(
       [] {
-        CostSource(kMesh, default_alpha_beta({{2}, {}, {}}));
+        SearchPool(kMesh, default_alpha_beta({{2}, {}, {}}));
       },
       {"AlphaBeta: ", "1 axes for a mesh of 2 axes"}));
 }
@@ -108,4 +108,4 @@ TEST(Vocabulary, LeavesOutMasks) {
 }
 
 }  // namespace
-}  // namespace funcol::cost_source_test
+}  // namespace funcol::search_pool_test

@@ -1,4 +1,4 @@
-#include "transfer/program.h"
+#include "transfer/transfer_program.h"
 
 namespace funcol {
 

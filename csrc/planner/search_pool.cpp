@@ -1,4 +1,4 @@
-#include "planner/cost_source.h"
+#include "planner/search_pool.h"
 
 #include <algorithm>
 #include <tuple>
@@ -24,7 +24,7 @@ std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
   return vocabulary;
 }
 
-size_t CostSource::Key::hash() const {
+size_t SearchPool::Key::hash() const {
   Hash hash;
   hash.add_all(shape);
   hash.add(itemsize);
@@ -35,33 +35,33 @@ size_t CostSource::Key::hash() const {
   return hash.value();
 }
 
-CostSource::CostSource(Mesh mesh, const std::optional<CostModel>& model, size_t num_kept)
+SearchPool::SearchPool(Mesh mesh, const std::optional<CostModel>& model, size_t max_idle)
     : mesh_(std::move(mesh)),
       costs_(model.has_value() ? *model : CostModel(default_alpha_beta(mesh_)), mesh_),
-      kept_(table_, num_kept) {}
+      idle_(table_, max_idle) {}
 
-std::unique_ptr<ShortestPaths> CostSource::take(const std::vector<int64_t>& shape, int64_t itemsize,
+std::unique_ptr<ShortestPaths> SearchPool::take(const std::vector<int64_t>& shape, int64_t itemsize,
                                                 const Layout& source, std::vector<Placement> vocabulary) {
   Key key{shape, itemsize, source, std::move(vocabulary)};
   {
     const std::scoped_lock lock(mutex_);
-    if (auto kept = kept_.take(key)) {
-      return std::move(kept->paths);
+    if (auto idle = idle_.extract(key)) {
+      return std::move(idle->paths);
     }
   }
   return std::make_unique<ShortestPaths>(mesh_, costs_, std::move(key.shape), itemsize, std::move(key.source),
                                          std::move(key.vocabulary));
 }
 
-void CostSource::give_back(std::unique_ptr<ShortestPaths> paths) {
+void SearchPool::give_back(std::unique_ptr<ShortestPaths> paths) {
   Key key{paths->shape(), paths->itemsize(), paths->source(), paths->vocabulary()};
   const std::scoped_lock lock(mutex_);
-  kept_.put(std::move(key), {std::move(paths)});
+  idle_.insert_if_admitted(std::move(key), {std::move(paths)});
 }
 
-size_t CostSource::num_kept() const {
+size_t SearchPool::num_idle() const {
   const std::scoped_lock lock(mutex_);
-  return kept_.size();
+  return idle_.size();
 }
 
 }  // namespace funcol

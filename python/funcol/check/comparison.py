@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .layouts import Layout, Parts, parts_of
-from .recording import Key, Recording, Value
+from .layouts import Layout, RankTensors, place_on_mesh
+from .recording import RecordedTensor, Recording, TensorKey
 
 _TOLERANCE = 1e-10  # relative, of float64
 _NORM_TOLERANCE = 1e-6  # relative, between ranks that have all gradients
@@ -29,7 +29,7 @@ class Finding:
     """The result for one recorded tensor. ``agrees`` is None if it cannot be compared."""
 
     module: str
-    kind: str  # of tensor: see Key
+    kind: str  # of tensor: see TensorKey
     call: int
     path: str
     agrees: bool | None = None
@@ -65,7 +65,7 @@ class Comparison:
         factors |= {a * b for a in factors for b in factors}
         self._factors = sorted(factors - {1.0}, key=lambda factor: abs(math.log(factor)))
 
-    def judge(self, key: Key, values: Sequence[Value | None]) -> Finding:
+    def judge(self, key: TensorKey, values: Sequence[RecordedTensor | None]) -> Finding:
         """Compares the values of the ranks under ``key``, None for a rank without it; parameters come
         first."""
         target = self._values[key].local
@@ -76,7 +76,7 @@ class Comparison:
         if lacking and key.kind in _WEIGHTS and bool(target.count_nonzero()):
             detail = f"ranks {', '.join(lacking)} have none"
             return replace(finding, agrees=False, fault="missing on some ranks", detail=detail)
-        parts = parts_of(values, self._mesh, self._axes, self._bound(key))
+        parts = place_on_mesh(values, self._mesh, self._axes, self._bound(key))
         if parts is None:
             return finding
         if key.kind == "norm" and replace(parts, bound=_NORM_TOLERANCE * float(target)).varying():
@@ -102,11 +102,11 @@ class Comparison:
         elif not is_own:
             difference = _Difference(key, values, parts, target, self._values, self._factors)
             finding.agrees = False
-            finding.fault, finding.detail = difference.recognized()
+            finding.fault, finding.detail = difference.classify()
             finding.varying = ", ".join(parts.names[axis] for axis in parts.varying())
         return finding
 
-    def _declare(self, key: Key, parts: Parts) -> None:
+    def _declare(self, key: TensorKey, parts: RankTensors) -> None:
         """Adds the ops that the user declared, or those of the weight whose gradient it is."""
         name = ".".join(filter(None, (key.module, key.path if key.kind in _WEIGHTS else "")))
         if key.kind in (*_WEIGHTS, "output") and name in self._declared and parts.names == [*self._axes]:
@@ -116,11 +116,11 @@ class Comparison:
             if known is not None and len(known) == len(parts.sizes):
                 parts.declared = known
 
-    def _is_round_off(self, key: Key) -> bool:
+    def _is_round_off(self, key: TensorKey) -> bool:
         """Returns true if the tensor is not zero, but no more than round-off."""
         return 0.0 < _largest(self._values[key].local) <= self._bound(key)
 
-    def _bound(self, key: Key) -> float:
+    def _bound(self, key: TensorKey) -> float:
         """Returns the largest difference from the reference that is round-off."""
         target = self._values[key].local
         assert target is not None
@@ -128,7 +128,7 @@ class Comparison:
         perturbed = self._reference.perturbed
         if perturbed is None:
             return _TOLERANCE * largest
-        one = perturbed.values.get(key, Value(None)).local
+        one = perturbed.values.get(key, RecordedTensor(None)).local
         noise = 0.0 if one is None or one.shape != target.shape else _largest(one - target)
         return _NOISE_FACTOR * max(noise, perturbed.noise * largest)
 
@@ -140,14 +140,14 @@ class _Difference:
     Each method that is named like a kind of fault yields a description if it is of this kind.
     """
 
-    key: Key
-    values: Sequence[Value | None]
-    parts: Parts
+    key: TensorKey
+    values: Sequence[RecordedTensor | None]
+    parts: RankTensors
     target: Tensor
-    reference: Mapping[Key, Value]
+    reference: Mapping[TensorKey, RecordedTensor]
     factors: Sequence[float]
 
-    def recognized(self) -> tuple[str, str]:
+    def classify(self) -> tuple[str, str]:
         """Returns the kind of the fault, and a description."""
         if self.key.kind == "norm":
             norm = float(self.parts.tensors[next(iter(self.parts.tensors))])
@@ -165,17 +165,17 @@ class _Difference:
         found = ((kind, detail) for kind, details in kinds for detail in details)
         return next(found, ("wrong", f"equals the reference in no layout{self._right_ranks()}"))
 
-    def _makes(self, target: Tensor) -> bool:
+    def _has_layout_of(self, target: Tensor) -> bool:
         return self.parts.layout_of(target, "none") is not None
 
-    def _fitting(self) -> Iterator[Tensor]:
+    def _unreduced(self) -> Iterator[Tensor]:
         """Yields what the tensors make up with no reduction in the shape of the target."""
-        made = self.parts.assembled(self.target)
+        made = self.parts.assemblies(self.target)
         return (value for _, value in made if value.shape == self.target.shape)
 
     def scaled(self) -> Iterator[str]:
         for factor in self.factors:
-            if self._makes(self.target * factor):
+            if self._has_layout_of(self.target * factor):
                 times = f"{factor:g}" if factor > 1 else f"1/{1 / factor:g}"
                 yield f"it is {times} times the reference"
 
@@ -188,7 +188,7 @@ class _Difference:
                     if self.parts.layout_of(self.target + (times - 1) * bias):
                         yield f"'{other.path}' is counted {times} times"
                 for factor in self.factors:
-                    if self._makes(factor * (self.target - bias) + bias):
+                    if self._has_layout_of(factor * (self.target - bias) + bias):
                         yield f"it is {factor:g} times the reference but for '{other.path}'"
 
     def never_reduced(self) -> Iterator[str]:
@@ -200,10 +200,10 @@ class _Difference:
     def in_another_order(self) -> Iterator[str]:
         undeclared = replace(self, parts=replace(self.parts, declared={}))
         nums = sorted({times * size for size in self.parts.sizes if size > 1 for times in (1, 2)})
-        for value, dim, num in itertools.product(undeclared._fitting(), range(self.target.ndim), nums):
+        for value, dim, num in itertools.product(undeclared._unreduced(), range(self.target.ndim), nums):
             if self.target.shape[dim] % num == 0 and self.target.numel():
                 ours, wanted = value.chunk(num, dim), self.target.chunk(num, dim)
-                at = [next((i for i, x in enumerate(ours) if self.parts.same(x, w)), -1) for w in wanted]
+                at = [next((i for i, x in enumerate(ours) if self.parts.equal(x, w)), -1) for w in wanted]
                 if sorted(at) == [*range(num)]:
                     yield f"dim {dim}: where chunks 0 to {num - 1} belong are chunks {at}"
 
@@ -217,14 +217,14 @@ class _Difference:
             inputs = (one for one in self.reference if one[:3] == (key.module, "input", key.call))
             earlier |= {one: f"input {one.path} of the call" for one in inputs}
         for other, text in earlier.items():
-            value = self.reference.get(other, Value(None)).local
-            if value is None or value.shape != self.target.shape or self.parts.same(value, self.target):
+            value = self.reference.get(other, RecordedTensor(None)).local
+            if value is None or value.shape != self.target.shape or self.parts.equal(value, self.target):
                 continue
-            if self._makes(value):
+            if self._has_layout_of(value):
                 yield f"it equals {text}"
 
     def uneven(self) -> Iterator[str]:
-        for layout, value in self.parts.assembled(self.target):
+        for layout, value in self.parts.assemblies(self.target):
             for dim, (size, wanted) in enumerate(zip(value.shape, self.target.shape, strict=True)):
                 is_cut = f"S{dim}" in layout.values() or f"Z{dim}" in layout.values()
                 for ranks in (one for one in self.parts.sizes if one > 1 and wanted % one):
@@ -233,13 +233,13 @@ class _Difference:
                     if size != wanted:
                         start, text = min(size, wanted) * is_cut, f"has {size} of {wanted} elements"
                     right = self.target.narrow(dim, 0, start)
-                    if start and self.parts.same(value.narrow(dim, 0, start), right):
+                    if start and self.parts.equal(value.narrow(dim, 0, start), right):
                         yield f"dim {dim} {text}"
 
     def lower_precision(self) -> Iterator[str]:
         lower = _lower_precision(self.target, self.values)
         near = _NEAR * _largest(self.target)
-        if lower and any(_largest(one - self.target) <= near for one in self._fitting()):
+        if lower and any(_largest(one - self.target) <= near for one in self._unreduced()):
             yield lower
 
     def differing(self) -> Iterator[str]:
@@ -253,7 +253,7 @@ class _Difference:
 
     def _right_ranks(self) -> str:
         parts = self.parts
-        right = sorted(parts.ranks[at] for at, one in parts.tensors.items() if parts.same(one, self.target))
+        right = sorted(parts.ranks[at] for at, one in parts.tensors.items() if parts.equal(one, self.target))
         return f"; ranks {', '.join(map(str, right))} agree with the reference" if right else ""
 
 
@@ -263,7 +263,7 @@ def _largest(tensor: Tensor | None) -> float:
     return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
-def _lower_precision(target: Tensor, values: Sequence[Value | None]) -> str:
+def _lower_precision(target: Tensor, values: Sequence[RecordedTensor | None]) -> str:
     """Returns a text if a rank's tensor has no more digits than a lower dtype, and the reference has."""
 
     def fits(tensor: Tensor, dtype: torch.dtype) -> bool:

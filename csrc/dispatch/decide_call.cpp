@@ -22,13 +22,13 @@ namespace {
 
 bool is_true(const py::object& object) { return object.is(py::handle(Py_True)); }
 
-bool is_list_of(py::handle object, size_t size) {
+bool is_list_of_size(py::handle object, size_t size) {
   return (PyTuple_Check(object.ptr()) || PyList_Check(object.ptr())) &&
          static_cast<size_t>(PySequence_Fast_GET_SIZE(object.ptr())) == size;
 }
 
 // A call to decide.
-struct Asked {
+struct UndecidedCall {
   const NativeOperators& parts;
   const Call& call;
   const torch::jit::Stack& stack;
@@ -64,9 +64,9 @@ bool can_run(const Call& call) {
 }
 
 // Returns the specs of a call's tensors except wrapped numbers. Plain tensors are replicated.
-std::vector<py::object> specs_of(const Asked& asked, py::handle mesh) {
+std::vector<py::object> specs_of(const UndecidedCall& undecided, py::handle mesh) {
   std::vector<py::object> specs;
-  for (const auto& one : asked.call.tensors) {
+  for (const auto& one : undecided.call.tensors) {
     if (one.is_number) {
       continue;
     }
@@ -74,12 +74,12 @@ std::vector<py::object> specs_of(const Asked& asked, py::handle mesh) {
       specs.push_back(py::reinterpret_borrow<py::object>(spec_of(one.dtensor)));
       continue;
     }
-    specs.push_back(spec_of_plain(asked.call.tensor(asked.stack, one), mesh));
+    specs.push_back(spec_of_plain(undecided.call.tensor(undecided.stack, one), mesh));
   }
   return specs;
 }
 
-bool holds_nothing(const PythonSchema& schema) {
+bool has_empty_tensor(const PythonSchema& schema) {
   return std::ranges::any_of(schema.call.tensors, [](const TensorMeta& meta) {
     return std::ranges::find(meta.shape, 0) != meta.shape.end();
   });
@@ -87,13 +87,9 @@ bool holds_nothing(const PythonSchema& schema) {
 
 using Arguments = std::vector<std::pair<size_t, c10::IValue>>;
 
-bool has_shards(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_shard(); });
-}
-
 // Returns true if the call squeezes the same dims of this rank's part, of shape `local`, as of the full
 // tensor.
-bool squeezes_as_whole(const OpCall& call, const std::vector<int64_t>& local) {
+bool squeezes_same_dims(const OpCall& call, const std::vector<int64_t>& local) {
   const auto& shape = call.tensors[0].shape;
   std::vector<int64_t> dims(shape.size());
   if (call.has_arg("dim")) {
@@ -123,7 +119,7 @@ std::optional<Arguments> local_arguments(py::handle op_overload, const PythonSch
   }
   const auto& [meta, layout] =
       places->shape ? *decision.outputs[0] : Spec{schema.call.tensors[0], decision.inputs[0]};
-  if (!has_shards(layout)) {
+  if (std::ranges::none_of(layout.placements, &Placement::is_shard)) {
     return Arguments{};
   }
   const auto& known = known_mesh(mesh);
@@ -136,7 +132,7 @@ std::optional<Arguments> local_arguments(py::handle op_overload, const PythonSch
     return arguments;
   }
   if (places->squeezed_dims) {
-    return squeezes_as_whole(schema.call, local) ? std::optional(Arguments{}) : std::nullopt;
+    return squeezes_same_dims(schema.call, local) ? std::optional(Arguments{}) : std::nullopt;
   }
   int64_t num_pixels = 1;
   for (size_t dim = 2; dim < local.size(); ++dim) {
@@ -188,8 +184,8 @@ std::optional<DecidedCall> with_specs(const Call& call, const PythonSchema& sche
 }
 
 // Decides the call in C++. Returns nullopt if the propagator has to decide, or to raise an error.
-std::optional<DecidedCall> decide_in_cpp(const Asked& asked) {
-  const auto& [parts, call, stack] = asked;
+std::optional<DecidedCall> decide_in_cpp(const UndecidedCall& undecided) {
+  const auto& [parts, call, stack] = undecided;
   const auto& overload = call.op->overload;
   if (parts.rules == nullptr || !parts.rules->decides(overload)) {
     return std::nullopt;
@@ -197,14 +193,14 @@ std::optional<DecidedCall> decide_in_cpp(const Asked& asked) {
   try {
     const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
     const auto schema =
-        read_call_schema(overload, call.arguments(stack), specs_of(asked, mesh), call.op->lists_operands);
-    if (holds_nothing(schema)) {
+        read_call_schema(overload, call.arguments(stack), specs_of(undecided, mesh), call.op->lists_operands);
+    if (has_empty_tensor(schema)) {
       return std::nullopt;
     }
     const auto decision =
         parts.engine->decide_call(overload, schema, *parts.rules, [&](const py::object& index) {
-          const auto [args, kwargs] = python_arguments(asked.call.op->handle, asked.stack);
-          return py::object(asked.parts.ask(asked.call.op->overload, args, kwargs, index));
+          const auto [args, kwargs] = python_arguments(undecided.call.op->handle, undecided.stack);
+          return py::object(undecided.parts.query_rule(undecided.call.op->overload, args, kwargs, index));
         });
     auto decided = decision ? with_specs(call, schema, *decision, mesh) : std::nullopt;
     if (decided) {
@@ -231,12 +227,12 @@ std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argu
 
 // Reads which tensors an OutputSharding redistributes, and which arguments it replaces. Returns false if
 // PyTorch has to do that.
-bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& decided) {
+bool read_redistribution(const UndecidedCall& undecided, py::handle sharding, DecidedCall& decided) {
   const auto schema = attribute<"redistribute_schema">(sharding);
-  const auto& parameters = asked.call.schema().arguments();
+  const auto& parameters = undecided.call.schema().arguments();
   // PyTorch may have replaced the operator, as it does squeeze() by the overload that names its dims.
   if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
-      !attribute<"op">(schema).is(asked.call.op->overload)) {
+      !attribute<"op">(schema).is(undecided.call.op->overload)) {
     return false;
   }
   const bool takes_values = is_true(attribute<"use_val_from_redistribute_schema">(sharding));
@@ -244,16 +240,16 @@ bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& d
   if (!PyTuple_Check(wanted.ptr()) || py::len(wanted) > parameters.size()) {
     return false;
   }
-  const auto& tensors = asked.call.tensors;
+  const auto& tensors = undecided.call.tensors;
   size_t number = 0;  // of the next tensor
   for (size_t i = 0; i < py::len(wanted); ++i) {
     const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), static_cast<Py_ssize_t>(i));
-    const auto& value = asked.call.arguments(asked.stack)[i];
+    const auto& value = undecided.call.arguments(undecided.stack)[i];
     if (parameters[i].kwarg_only()) {
       return false;
     }
     const bool has_tensors = number < tensors.size() && tensors[number].place == i;
-    if (has_tensors && value.isList() && !is_list_of(target, value.toListRef().size())) {
+    if (has_tensors && value.isList() && !is_list_of_size(target, value.toListRef().size())) {
       return false;
     }
     for (; number < tensors.size() && tensors[number].place == i; ++number) {
@@ -274,15 +270,16 @@ bool read_redistribution(const Asked& asked, py::handle sharding, DecidedCall& d
   return true;
 }
 
-std::optional<DecidedCall> decide_in_python(const Asked& asked) {
-  const auto& op = *asked.call.op;
-  const auto [args, kwargs] = python_arguments(op.handle, asked.stack);
-  const py::object sharding = asked.parts.decide(op.overload, args, kwargs);
+std::optional<DecidedCall> decide_in_python(const UndecidedCall& undecided) {
+  const auto& op = *undecided.call.op;
+  const auto [args, kwargs] = python_arguments(op.handle, undecided.stack);
+  const py::object sharding = undecided.parts.decide(op.overload, args, kwargs);
   if (PyExceptionInstance_Check(sharding.ptr())) {
     return DecidedCall{.error = sharding};
   }
   DecidedCall decided{.output = attribute<"output_spec">(sharding)};
-  if (is_true(attribute<"needs_redistribute">(sharding)) && !read_redistribution(asked, sharding, decided)) {
+  if (is_true(attribute<"needs_redistribute">(sharding)) &&
+      !read_redistribution(undecided, sharding, decided)) {
     return std::nullopt;
   }
   return decided;
@@ -292,12 +289,12 @@ std::optional<DecidedCall> decide_in_python(const Asked& asked) {
 
 std::optional<DecidedCall> decide_call(const NativeOperators& parts, const Call& call,
                                        const torch::jit::Stack& stack) {
-  const Asked asked{parts, call, stack};
+  const UndecidedCall undecided{parts, call, stack};
   const bool runs = can_run(call);
-  if (auto decided = runs ? decide_in_cpp(asked) : std::nullopt) {
+  if (auto decided = runs ? decide_in_cpp(undecided) : std::nullopt) {
     return decided;
   }
-  auto decided = decide_in_python(asked);
+  auto decided = decide_in_python(undecided);
   return runs || (decided && decided->error) ? decided : std::nullopt;
 }
 

@@ -58,10 +58,10 @@ class RowList {
   void add_arithmetic(const Placement& output, NamedPlacements inputs);
 
   // Adds a row with one placement for all outputs and all inputs, or for all outputs and these arguments.
-  void add_alike(const Placement& placement);
-  void add_alike(const Placement& placement, ArgumentNames arguments);
+  void add_same_placement(const Placement& placement);
+  void add_same_placement(const Placement& placement, ArgumentNames arguments);
 
-  // Adds add_alike(partial(op), ...) for each of `ops`.
+  // Adds add_same_placement(partial(op), ...) for each of `ops`.
   void add_partials(PartialOps ops);
   void add_partials(PartialOps ops, ArgumentNames arguments);
   // Adds the same for an operator that computes with elements, as in add_arithmetic().

@@ -1,5 +1,5 @@
-// Redistribution costs on one mesh under one cost model, kept between calls: the activations of a model have
-// the same shapes and layouts in every iteration.
+// A pool of searches for redistribution costs on one mesh under one cost model, kept between calls: the
+// activations of a model have the same shapes and layouts in every iteration.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ namespace funcol {
 std::vector<Placement> vocabulary_of(std::vector<Placement> placements);
 
 // The searches of one mesh and cost model. Thread-safe.
-class CostSource {
+class SearchPool {
  public:
   // Uses default_alpha_beta(mesh) if `model` is nullopt. Throws std::invalid_argument if the model has a
   // different number of axes.
-  explicit CostSource(Mesh mesh, const std::optional<CostModel>& model = std::nullopt,
-                      size_t num_kept = kNumKept);
+  explicit SearchPool(Mesh mesh, const std::optional<CostModel>& model = std::nullopt,
+                      size_t max_idle = kMaxIdle);
 
   const Mesh& mesh() const { return mesh_; }
 
@@ -32,10 +32,10 @@ class CostSource {
                                       const Layout& source, std::vector<Placement> vocabulary);
   void give_back(std::unique_ptr<ShortestPaths> paths);
 
-  size_t num_kept() const;
+  size_t num_idle() const;
 
  private:
-  static constexpr size_t kNumKept = 512;
+  static constexpr size_t kMaxIdle = 512;
 
   struct Key {
     std::vector<int64_t> shape;
@@ -47,7 +47,7 @@ class CostSource {
     size_t heap_bytes() const { return 0; }
     friend bool operator==(const Key&, const Key&) = default;
   };
-  struct Kept {
+  struct IdleSearch {
     std::unique_ptr<ShortestPaths> paths;
 
     size_t heap_bytes() const { return 0; }
@@ -57,7 +57,7 @@ class CostSource {
   const Costs costs_;
   mutable std::mutex mutex_;
   Table table_{SIZE_MAX};  // bounded by the number of searches: they grow with use
-  Cache<Key, Kept> kept_;
+  Cache<Key, IdleSearch> idle_;
 };
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-#include "transfer/blocks.h"
+#include "transfer/exchange_plan.h"
 
 #include <algorithm>
 #include <map>
@@ -6,37 +6,6 @@
 
 namespace funcol {
 namespace {
-
-// Calls visit(begin, size, position in b) for every run of indices in both, ascending.
-template <typename Visit>
-void for_each_common_run(const Intervals& a, const Intervals& b, const Visit& visit) {
-  size_t i = 0;
-  size_t j = 0;
-  int64_t before_b = 0;
-  while (i < a.size() && j < b.size()) {
-    const int64_t begin = std::max(a[i].begin, b[j].begin);
-    const int64_t end = std::min(a[i].end(), b[j].end());
-    if (begin < end) {
-      visit(begin, end - begin, before_b + begin - b[j].begin);
-    }
-    if (a[i].end() <= b[j].end()) {
-      ++i;
-    } else {
-      before_b += b[j++].size;
-    }
-  }
-}
-
-using IndicesByDim = std::vector<Intervals>;
-
-IndicesByDim indices_by_dim(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
-                            const Coordinate& coordinate) {
-  IndicesByDim indices;
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    indices.push_back(local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
-  }
-  return indices;
-}
 
 // Returns, by dim, the axes among `axes` that cut it.
 std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axes, size_t num_dims) {
@@ -84,8 +53,8 @@ std::vector<int64_t> replicating_axes(const Mesh& mesh, const Layout& before, co
 
 // The indices of one rank before and after an exchange.
 struct RankIndices {
-  IndicesByDim before;
-  IndicesByDim after;
+  std::vector<Intervals> before;  // by dim
+  std::vector<Intervals> after;
 };
 
 // Adds the blocks between this rank and another one, which are empty unless they `talk`.
@@ -94,10 +63,10 @@ void add_blocks(const RankIndices& own, const RankIndices& other, bool talk, Exc
   auto& received = exchange.received.emplace_back();
   sent.numel = received.numel = talk ? 1 : 0;
   for (size_t dim = 0; dim < own.before.size(); ++dim) {
-    const auto to_send = intersection(own.before[dim], other.after[dim]);
+    const auto to_send = common_indices(own.before[dim], other.after[dim]);
     select_dim(static_cast<int64_t>(dim), to_send, own.before[dim], sent.selection);
     sent.numel *= num_indices(to_send);
-    received.shape.push_back(num_indices(intersection(own.after[dim], other.before[dim])));
+    received.shape.push_back(num_common(own.after[dim], other.before[dim]));
     received.numel *= received.shape.back();
   }
 }
@@ -128,17 +97,19 @@ std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim
 
 Intervals positions(const Intervals& wanted, const Intervals& held) {
   Intervals found;
-  for_each_common_run(wanted, held, [&](int64_t /*begin*/, int64_t size, int64_t in_held) {
-    append(found, {in_held, size});
-  });
-  return found;
-}
-
-Intervals intersection(const Intervals& a, const Intervals& b) {
-  Intervals found;
-  for_each_common_run(a, b, [&](int64_t begin, int64_t size, int64_t /*in_b*/) {
-    append(found, {begin, size});
-  });
+  int64_t position = 0;  // of held[j]
+  for (size_t i = 0, j = 0; i < wanted.size() && j < held.size();) {
+    const int64_t begin = std::max(wanted[i].begin, held[j].begin);
+    const int64_t end = std::min(wanted[i].end(), held[j].end());
+    if (begin < end) {
+      append(found, {position + begin - held[j].begin, end - begin});
+    }
+    if (wanted[i].end() <= held[j].end()) {
+      ++i;
+    } else {
+      position += held[j++].size;
+    }
+  }
   return found;
 }
 
@@ -170,8 +141,8 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
                        const std::vector<int64_t>& shape, const GroupRanks& ranks) {
   const auto replicating = replicating_axes(mesh, before, after, ranks.axes());
   const auto indices_of = [&](const Coordinate& coordinate) {
-    return RankIndices{indices_by_dim(before, mesh, shape, coordinate),
-                       indices_by_dim(after, mesh, shape, coordinate)};
+    return RankIndices{local_indices(before, mesh, shape, coordinate),
+                       local_indices(after, mesh, shape, coordinate)};
   };
   const auto own = indices_of(ranks.own());
   Exchange exchange;

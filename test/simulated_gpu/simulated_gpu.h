@@ -35,7 +35,7 @@ enum class Kind {
   kCopy,        // by cudaMemcpy and its like
   kOrder,       // takes no time on a device: an event's record, a wait for it, a host function
   kCollective,  // may wait for other ranks: other streams run first more often
-  kPoison,      // fills memory that was handed out anew; dropped while its stream is capturing
+  kPoison,      // fills memory that is reused; dropped while its stream is capturing
 };
 
 // Amounts that a model of time needs besides the ranges of work. Only the trace file has them.
@@ -102,7 +102,7 @@ struct Options {
   enum class Order {
     kRandom,  // the stream of the highest priority runs; priorities are drawn, and drawn anew now and then
     kLast,    // what was issued last first
-    kLazy,    // only what somebody waits for
+    kLazy,    // only work that is waited for
     kFirst,   // in the order of issue, at once
   };
   int num_devices = 2;

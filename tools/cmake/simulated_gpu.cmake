@@ -1,4 +1,4 @@
-# The simulated GPU: libraries that stand in for NVIDIA's, in <build folder>/simulated_gpu. See test/simulated_gpu.
+# The simulated GPU: libraries that replace NVIDIA's, in <build folder>/simulated_gpu. See test/simulated_gpu.
 #
 # Needs a CUDA 13 build of PyTorch and the headers of CUDA's runtime and of NCCL: those of PyTorch's own packages,
 # else the toolkit's. Sets SIMULATED_GPU.

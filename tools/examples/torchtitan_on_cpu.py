@@ -52,7 +52,7 @@ def prepare_for_cpu() -> None:
         empty_cache=nothing,
     )
     utils.get_local_device = lambda: torch.device("cpu")
-    utils.get_peak_flops = lambda name: 1e12  # for a utilisation that nobody reads here
+    utils.get_peak_flops = lambda name: 1e12  # for a utilisation that is not read here
 
     from torchtitan.distributed import fsdp
 

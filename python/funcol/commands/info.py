@@ -105,7 +105,7 @@ def _under_spmd_types() -> str:
     if found is None:
         return "not there"
     version, is_known = found
-    return f"{version}: {'takes over its collectives' if is_known else 'runs as it is, not known to funcol'}"
+    return f"{version}: {'replaces its collectives' if is_known else 'runs as it is, not known to funcol'}"
 
 
 def _nccl_version() -> str | None:

@@ -356,7 +356,7 @@ def _synchronize_generators(mesh: DeviceMesh) -> None:
         device.set_rng_state(state)
         warnings.warn(
             f"funcol: rank {dist.get_rank()} draws random numbers for DTensors from another state of the "
-            f"default generator than the first rank of {mesh}, and takes over that rank's state. Call "
+            f"default generator than the first rank of {mesh}, and copies that rank's state. Call "
             "torch.manual_seed() with the same seed on all ranks of the mesh.",
             stacklevel=2,
         )

@@ -171,7 +171,7 @@ TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
     EXPECT_PRED_FORMAT2(IsSubstring, "[2, 3]", error);
   }
   EXPECT_EQ(work->num_waits, 0);
-  EXPECT_EQ(buffer.use_count(), 3) << "the Work may still write into it, and nobody is to replace its memory";
+  EXPECT_EQ(buffer.use_count(), 3) << "the Work may still write into it, so its memory must not be replaced";
   work->completed = true;
   sweep_orphans();
   EXPECT_EQ(buffer.use_count(), 2);

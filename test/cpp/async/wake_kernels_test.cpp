@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, WakeKernels, testing::ValuesIn(operators()),
   return name;
 });
 
-// Numbers are converted here beside some dtypes; nobody is to see it.
+// Numbers are converted here beside some dtypes, which no caller may notice.
 
 struct Arithmetic {
   const char* name;

@@ -28,7 +28,7 @@ class NoRule : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(NoRule, IsFound) { EXPECT_EQ(find_rule(GetParam()), nullptr); }
 
-// An operator that nobody knows, parts of names, and an operator of which one overload has a rule.
+// An unknown operator, parts of names, and an operator of which one overload has a rule.
 INSTANTIATE_TEST_SUITE_P(Unknown, NoRule,
                          Values("aten::no_such_operator", "aten::ad", "add", "", "aten::", "aten::_foreach_",
                                 "aten::where", "my::add.Tensor"));

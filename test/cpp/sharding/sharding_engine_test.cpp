@@ -122,7 +122,7 @@ TEST_F(Decisions, OfAnOperatorThatIsLeftAreNotOurs) {
 TEST_F(Decisions, OfASchemaWithoutValuesAreOfTheWhole) {
   EXPECT_TRUE(decide("OpSchema(aten.mul.Scalar, (spec(line, [Shard(0)], 8), 1j), {})")
                   .equal(python("('whole', True)")));
-  EXPECT_EQ(info().back(), 0) << "whoever decides the whole remembers it";
+  EXPECT_EQ(info().back(), 0) << "the caller that decides the full call caches it";
 }
 
 TEST_F(Decisions, FollowRowsOfPython) {

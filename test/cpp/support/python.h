@@ -13,7 +13,7 @@ py::object python(const char* expression);
 // The value of an expression in which `x` is an object of the test.
 py::object python(const char* expression, py::handle x);
 
-// How often C++ has called a function that Python handed over.
+// The number of times C++ has called a function that Python registered.
 int64_t num_calls(const char* callback);
 
 }  // namespace funcol::test

@@ -1,5 +1,5 @@
 """The Python side of the C++ tests whose rooms work with Python objects: names for their expressions, and
-stand-ins for the functions that the package hands over.
+replacements for the functions that the package registers.
 """
 
 from __future__ import annotations

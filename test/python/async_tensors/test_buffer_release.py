@@ -48,7 +48,7 @@ MOST_PASSES = 10
 def backward_memory(gather: Callable[[Tensor], Tensor]) -> tuple[int, bool, list[Tensor]]:
     """Returns the peak memory of a backward pass over COUNT gathered weights, and if only gradients remain.
 
-    Returns the weights as well, whose gradients nobody has used.
+    Also returns the weights, whose gradients are unused.
     """
     weights = [torch.ones(NUM_BYTES // 4096, 1024).requires_grad_() for _ in range(COUNT)]
     loss = torch.stack([(gather(weight) * 0.5).sum() for weight in weights]).sum()
@@ -156,7 +156,7 @@ def test_a_tensor_that_a_thread_waits_for_at_a_fork_is_an_error_in_the_child(ran
     result = funcol.all_reduce(torch.ones(3), "sum", world_group())
     thread = threading.Thread(target=result.sum)
     thread.start()
-    time.sleep(0.1)  # it waits by now, or else the child finds nobody that waits
+    time.sleep(0.1)  # it waits by now, or else the child finds no waiting thread
     child = os.fork()
     if child == 0:
         try:

@@ -33,7 +33,7 @@ def fake_world() -> Iterator[None]:
 
 
 class SlowInPlace:
-    """A CommTensor with a collective on it that fills in ``values`` when somebody waits for it."""
+    """A CommTensor with a collective on it that fills in ``values`` when it is waited for."""
 
     def __init__(self, values: Tensor) -> None:
         self.num_waits = 0

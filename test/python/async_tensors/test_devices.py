@@ -1,4 +1,4 @@
-"""Results on CUDA devices: which streams wait for what, and when memory is handed out again.
+"""Results on CUDA devices: which streams wait for what, and when memory is reused.
 
 On a simulated GPU, an order that is missing is reported with both operations. On a real one, it is a wrong
 value at times.
@@ -102,7 +102,7 @@ def test_a_merged_result_is_read_on_another_stream_after_the_merge(order):
 def test_the_memory_of_an_input_is_handed_out_after_the_collective(rank, world, start):
     expected = want(start, rank, world)
     torch.cuda.synchronize()
-    result = start(rank, world)  # nobody but funcol and the backend holds its input
+    result = start(rank, world)  # only funcol and the backend hold its input
     overwritten = overwrite(numbered(rank))
     assert torch.equal(result, expected)
     del overwritten

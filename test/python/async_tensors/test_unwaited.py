@@ -33,12 +33,12 @@ def taken_bytes() -> int:
 
 
 def is_legacy_nccl() -> bool:
-    """Of what nobody waits for, PyTorch's older process group of NCCL keeps a part, without funcol, too."""
+    """PyTorch's older NCCL process group keeps part of the unwaited work, without funcol, too."""
     return torch.__version__ < "2.15" or "legacy" in str(dist.get_backend_config())
 
 
 def falls_below(num_bytes: float) -> None:
-    """Waits until the ranks have no more than that. NCCL lets go of tensors late, in its next collective."""
+    """Waits until the ranks have no more than that. NCCL releases tensors late, in its next collective."""
     deadline = time.monotonic() + 30
     has_more = torch.ones(())
     while has_more.item():

@@ -1,4 +1,4 @@
-"""Tensors of the caller that collectives overwrite: a backward pass that saved them raises, whoever wrote."""
+"""Tensors of the caller that collectives overwrite: a backward pass that saved them raises, in all cases."""
 
 from __future__ import annotations
 

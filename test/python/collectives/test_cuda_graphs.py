@@ -320,7 +320,7 @@ def leaves_a_result_pending(rank: int, world: int, ops: Any) -> None:
 
 @pytest.mark.parametrize("ops", ["funcol", "stock"])
 def test_a_capture_that_leaves_a_result_pending_is_an_error(ops: str) -> None:
-    # New ranks: PyTorch hands out 32 streams in turn, and in others NCCL's may be the one that is captured.
+    # New ranks: PyTorch allocates 32 streams in turn, and in others NCCL's may be the one that is captured.
     stop_all()
     try:
         run_ranks(leaves_a_result_pending, WORLD, ops)

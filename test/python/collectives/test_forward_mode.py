@@ -1,4 +1,4 @@
-"""Collectives refuse tensors that have tangents, whoever differentiates: no tangent is lost in silence."""
+"""Collectives reject tensors with tangents, from any caller: no tangent is lost silently."""
 
 from __future__ import annotations
 

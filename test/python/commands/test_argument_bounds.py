@@ -156,7 +156,7 @@ def test_many_ranks_in_no_order_are_not_listed(capsys: pytest.CaptureFixture[str
     assert lines[0] == "8 float32 from dp=100 (ranks 100 from 0 to 198) to x=2 (ranks 0-1)"
 
 
-# Output that nobody takes
+# Output that is not read
 
 
 def ended(stdout: int, *arguments: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from fsdp_checks import check
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-# Older releases hand out memory that a hook's stream still writes.
+# Older releases reuse memory that a hook's stream still writes.
 ON_DEVICES = torch.__version__ >= "2.15"
 
 try:

@@ -1,6 +1,6 @@
 """Training steps on CUDA devices take no more of the caching allocator's memory with funcol than without.
 
-PyTorch's old process group keeps a collective's inputs until somebody waits, and funcol's backward passes go
+PyTorch's old process group keeps a collective's inputs until a wait, and funcol's backward passes go
 on while collectives that hold up to 4 MiB run: there a step may take so much more. A composite operator whose
 gradients are new makes one element, the smallest block, in place of each input that they do not read.
 

@@ -22,7 +22,7 @@ from funcol.installation import spmd_types as takeover
 def test_info_tells_the_version_and_that_it_is_taken_over() -> None:
     version = importlib.metadata.version("spmd_types")
     assert takeover.known_version() == (version, True)
-    assert info().endswith(f"{version}: takes over its collectives")
+    assert info().endswith(f"{version}: replaces its collectives")
 
 
 def test_functions_stay_the_same_objects_and_go_back() -> None:

@@ -315,7 +315,7 @@ def test_all_ranks_refuse_before_anything_is_sent(rank: int, world: int) -> None
         funcol.redistribute(source, dst_mesh, [Replicate()])
     with pytest.raises(TypeError, match="expected a DTensor"):
         funcol.redistribute_many([source, torch.ones(2)], [Shard(1)], device_mesh=dst_mesh)  # type: ignore[list-item]
-    # Nobody is left hanging: the ranks are still in step.
+    # No rank is left hanging: the ranks are still in step.
     result = funcol.redistribute(source, dst_mesh, [Shard(1)])
     assert differences(result, Layout(("S1",)), dst_mesh, torch.ones(4, 2)) == ""
 

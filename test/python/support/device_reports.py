@@ -18,8 +18,8 @@ def check_device() -> None:
 def forget_reports_of_older_fsdp2() -> None:
     """Leaves out what the simulation reported of a program on FSDP2, on PyTorch before 2.15.
 
-    There a backward pass gathers parameters ahead that nobody uses, and nothing waits for the copies that
-    read them: if the program drops its model then, their memory is handed out again too early. It does so
+    There a backward pass gathers parameters ahead that are not used, and nothing waits for the copies that
+    read them: if the program drops its model then, their memory is reused too early. It does so
     without funcol as with it; the copies' results are not used.
     """
     if torch.__version__ < "2.15":

@@ -24,7 +24,7 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-# Numbers that are drawn, that nobody has written yet, or that are the rank's own, as an item is to PyTorch.
+# Numbers that are drawn, not written yet, or the rank's own, as an item is to PyTorch.
 NOT_COMPARABLE = (
     "rand", "dropout", "bernoulli", "empty", "multinomial", "normal", "uniform", "exponential", "cauchy",
     "geometric", "poisson", "rrelu", "resize_", "set_", "_cdist",

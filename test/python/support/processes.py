@@ -69,7 +69,7 @@ def end_of(process: subprocess.Popen[str], timeout: float = 60) -> tuple[str, st
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Waits until ``condition`` holds, since gloo's threads let go of things late; False after 20 s."""
+    """Waits until ``condition`` holds, since gloo's threads release objects late; False after 20 s."""
     deadline = time.monotonic() + 20
     while not condition():
         if time.monotonic() > deadline:

@@ -38,7 +38,7 @@ def garbage_like(values: Tensor) -> Tensor:
 
 
 class SlowCollective:
-    """A collective whose results hold garbage until somebody waits for it, and ``values`` from then on."""
+    """A collective whose results hold garbage until it is waited for, and ``values`` from then on."""
 
     def __init__(self, *values: Tensor, is_completed: bool = False) -> None:
         self.num_waits = 0

@@ -79,7 +79,7 @@ def goes_on(until: float) -> bool:
 
 
 class Leaks:
-    """Something of each kind that nobody lets go of, each time it is called: a soak has to find it."""
+    """Leaks an object of each kind at each call: a soak has to find it."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []

@@ -36,7 +36,7 @@ def equal(one: Tensor | None, other: Tensor) -> bool:
 
 
 def is_in_step(world: int) -> None:
-    """Nobody waits for the stream, and nothing of it is left to be taken for something else."""
+    """No rank waits for the stream, and no message of it is left to be taken for another."""
     gc.collect()
     total = torch.ones(3)
     dist.all_reduce(total)
@@ -216,7 +216,7 @@ def test_buckets_of_overlapping_meshes_do_not_wait_for_each_other(rank: int, wor
 
 @on_ranks(2)
 def test_nothing_is_sent_from_a_finalizer(rank: int, world: int) -> None:
-    """A stream that nobody closes is taken by the garbage collector amid other collectives."""
+    """The garbage collector takes a stream that was not closed, amid other collectives."""
     mesh = mesh_of((world,))
     named = {str(index): rows(mesh) for index in range(4)}
     for _ in range(3):

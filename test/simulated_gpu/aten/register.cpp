@@ -76,7 +76,7 @@ int register_operators() {
 }
 
 // Attention is made of matrix products and softmax where the program does not choose a fused kernel by
-// torch.nn.attention.sdpa_kernel; convolutions of nobody's library.
+// torch.nn.attention.sdpa_kernel; convolutions without a library.
 void switch_libraries_off() {
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);

@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kMeetingTimeout{120};
 
 class Meeting {
  public:
-  // Says `what` at once and waits for nobody, so one thread may come as several ranks. `key` names the
+  // Says `what` at once without waiting, so one thread may come as several ranks. `key` names the
   // meeting.
   Meeting(std::string key, int rank, int num_ranks, std::string what);
 

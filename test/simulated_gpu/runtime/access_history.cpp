@@ -76,7 +76,7 @@ std::optional<Conflict> AccessHistory::add(const Range& range, bool writes, cons
   }
   uintptr_t covered = begin_of(range);
   while (covered < end_of(range)) {
-    if (at == segments_.end() || at->first > covered) {  // bytes that nobody used yet
+    if (at == segments_.end() || at->first > covered) {  // bytes that are not used yet
       const uintptr_t end = at == segments_.end() ? end_of(range) : std::min(at->first, end_of(range));
       at = segments_.emplace_hint(at, covered, Segment{end, nullptr, {}});
     }

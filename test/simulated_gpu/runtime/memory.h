@@ -2,7 +2,7 @@
 //
 // Two windows of one size lie side by side in the address space. The program holds addresses in the first,
 // where nothing is ever mapped; the bytes of device memory are in the second, at the same distance. Each
-// allocation has pages to itself and an unmapped page behind it, and no address is handed out twice: whatever
+// allocation has pages to itself and an unmapped page behind it, and no address is allocated twice: whatever
 // reads or writes past an allocation, or after it was freed, faults.
 #pragma once
 
@@ -33,7 +33,7 @@ class Memory {
   // False if `address` is not the beginning of an allocation of that sort.
   bool release(void* address);
 
-  // Memory that somebody else allocated and pins, or no longer pins.
+  // Memory that the program allocated itself and pins, or no longer pins.
   void add_registered(void* address, size_t size, int device);
   bool remove_registered(void* address);
 
@@ -62,7 +62,7 @@ class Memory {
   void* take_from_window(size_t bytes);
 
   char* window_;
-  size_t next_ = 0;  // offset of the first byte of the window that was never handed out
+  size_t next_ = 0;  // offset of the first byte of the window that was never allocated
   mutable std::mutex mutex_;
   std::map<char*, Allocation> allocations_;
   std::vector<size_t> used_;  // bytes of device memory, by device

@@ -38,7 +38,7 @@ const char* name_of(Options::Order order) {
   return "random";
 }
 
-// A program that would have ended well has not, unless somebody took the reports.
+// A program that would have ended well has not, unless the reports were taken.
 void fail_at_exit(int status, void* /*unused*/) {
   if (!reports().text.empty()) {
     fprintf(stderr, "simulated GPU: %d reports\n", reports().count);

@@ -15,7 +15,7 @@
 namespace simulated_gpu {
 namespace {
 
-// The queues run when somebody waits, when nothing was issued for this long, or when this much is queued.
+// The queues run when a thread waits, when nothing was issued for this long, or when this much is queued.
 constexpr std::chrono::milliseconds kIdle{10};
 constexpr size_t kDepth = 1024;
 

@@ -30,7 +30,7 @@ struct Mark {
 
 struct Operation {
   Work work;
-  std::shared_ptr<const IssuePlace> place = nullptr;  // null where nobody knows
+  std::shared_ptr<const IssuePlace> place = nullptr;  // null if unknown
   std::vector<Mark> after = {};                       // what has to be finished before it begins
   uint64_t order = 0;                                 // of issue, over all streams
   Step step = nullptr;                                // set once it began, while there is more to do
@@ -54,7 +54,7 @@ struct Stream {
   // While it takes part in a capture: the nodes that its next node comes after, by their indices.
   std::shared_ptr<Capture> capture = nullptr;
   std::set<size_t> capture_after = {};
-  std::vector<cudaGraphNode_t> capture_handles = {};  // what cudaStreamGetCaptureInfo() handed out
+  std::vector<cudaGraphNode_t> capture_handles = {};  // returned by cudaStreamGetCaptureInfo()
 };
 
 inline bool Mark::done() const { return !stream || stream->num_finished >= count; }

@@ -74,7 +74,10 @@ struct Mesh {
     std::string text;
     for (int64_t axis = 0; axis < num_axes(); ++axis) {
       if (contains(axes, axis)) {
-        text += (text.empty() ? "" : separator) + quote + name(axis) + quote;
+        text += text.empty() ? "" : separator;
+        text += quote;
+        text += name(axis);
+        text += quote;
       }
     }
     return text;

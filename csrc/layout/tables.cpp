@@ -24,6 +24,7 @@ std::map<std::string, Table>& all_tables() {
 template <typename Remove>
 std::vector<CacheBase::Removed> remove_from(const Table& table, const Remove& remove) {
   std::vector<CacheBase::Removed> removed;
+  removed.reserve(table.caches.size());
   for (auto* const cache : table.caches) {
     removed.push_back(remove(*cache));
   }

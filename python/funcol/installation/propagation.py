@@ -165,11 +165,13 @@ class InstalledPropagator(ShardingPropagator):
             return self._decide_without_base(op_schema, error)
         self._make_sizes_local(theirs, op_schema)
         if not self._has_rule(op_schema.op) and _loses_written(op_schema, theirs):
-            refusal = ValueError(
-                f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
-                "first, or use the operator that returns a new tensor."
-            )
-            return self._decide_on_copies(op_schema, refusal)
+            on_copies = self._decide_on_copies(op_schema)
+            if on_copies is None:
+                raise ValueError(
+                    f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
+                    "first, or use the operator that returns a new tensor."
+                )
+            return on_copies
         contradicts = (
             self._has_rule(op_schema.op)
             and not _has_symbols(op_schema)
@@ -178,11 +180,14 @@ class InstalledPropagator(ShardingPropagator):
         if contradicts:
             try:
                 return super()._propagate(op_schema, remember=False)
-            except ValueError as error:
+            except ValueError:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = with_specs(op_schema, all_specs_of(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
-                    return self._decide_on_copies(op_schema, error)
+                    on_copies = self._decide_on_copies(op_schema)
+                    if on_copies is None:
+                        raise
+                    return on_copies
         return theirs
 
     def _decide_without_base(self, op_schema: OpSchema, error: Exception) -> OutputSharding:
@@ -214,13 +219,16 @@ class InstalledPropagator(ShardingPropagator):
         except (ValueError, RuntimeError) as error:
             if is_shape_error(error):
                 raise
-            return self._decide_on_copies(op_schema, error)
+            on_copies = self._decide_on_copies(op_schema)
+            if on_copies is None:
+                raise
+            return on_copies
 
-    def _decide_on_copies(self, op_schema: OpSchema, refusal: Exception) -> OutputSharding:
+    def _decide_on_copies(self, op_schema: OpSchema) -> OutputSharding | None:
         """Decides to run an operator in place on copies, which :mod:`funcol.installation.view_writeback`
-        writes back. Raises ``refusal`` if the operator is not in place, or no copy makes it right."""
+        writes back. ``None`` if the operator is not in place, or no copy makes it right."""
         if not view_writeback.is_in_place(op_schema.op):
-            raise refusal
+            return None
         held = all_specs_of(op_schema)[0]
         for copied in view_writeback.copies_to_write_to(op_schema):
             try:
@@ -232,7 +240,7 @@ class InstalledPropagator(ShardingPropagator):
             sharding.redistribute_schema = sharding.redistribute_schema or copied
             sharding.needs_redistribute = True
             return sharding
-        raise refusal
+        return None
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Returns true if the operator has no strategy like ``sharding``."""

@@ -150,21 +150,22 @@ void bind_native_operators(py::module m) {
       "install_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
          py::object draw, py::object default_handler, py::object is_unmodified, py::object query_rule,
-         ShardingEngine* engine, std::optional<UpstreamRules*> rules) {
+         py::object forget_upstream_decisions, ShardingEngine* engine, std::optional<UpstreamRules*> rules) {
         install_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
                                   std::move(copies), std::move(decide), std::move(draw),
                                   std::move(default_handler), std::move(is_unmodified), std::move(query_rule),
-                                  engine, rules.value_or(nullptr)});
+                                  std::move(forget_upstream_decisions), engine, rules.value_or(nullptr)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
       py::arg("draw"), py::arg("default_handler"), py::arg("is_unmodified"), py::arg("query_rule"),
-      py::arg("engine"), py::arg("rules"));
+      py::arg("forget_upstream_decisions"), py::arg("engine"), py::arg("rules"));
   m.def("remove_native_operators", remove_native_operators);
   m.def("are_on_one_mesh", are_on_one_mesh, py::arg("tensors"));
   m.def("has_native_operators", has_native_operators);
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);
   m.def("forget_call_plans", forget_call_plans);
+  m.def("forget_upstream_decisions_later", forget_upstream_decisions_later);
   m.def("table_sizes", [] {
     auto sizes = table_sizes();
     sizes["known_meshes"] = num_known_meshes();

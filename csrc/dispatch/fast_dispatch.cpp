@@ -144,6 +144,12 @@ class FastPath {
     return is_handled;
   }
 
+  void forget_upstream_decisions() const {
+    if (const auto dispatcher = dispatcher_) {
+      dispatcher->parts().forget_upstream_decisions();
+    }
+  }
+
   std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
     const auto dispatcher = dispatcher_;
     if (dispatcher == nullptr || !dispatcher->is_unmodified() || dispatcher->logs_decisions()) {
@@ -317,6 +323,26 @@ class OutsideInferenceMode {
   c10::impl::ExcludeDispatchKeyGuard as_in_fallback_{kBeforePython};
 };
 
+// Of this thread: the number of calls on the stack that PyTorch runs, and whether its table of decisions is
+// to be emptied before the next one.
+thread_local int num_upstream_calls = 0;
+thread_local bool upstream_table_is_full = false;
+
+// A call that PyTorch runs.
+class UpstreamCall {
+ public:
+  UpstreamCall() {
+    if (num_upstream_calls == 0 && std::exchange(upstream_table_is_full, false)) {
+      const py::gil_scoped_acquire gil;
+      fast_path().forget_upstream_decisions();
+    }
+    ++num_upstream_calls;
+  }
+  ~UpstreamCall() { --num_upstream_calls; }
+  UpstreamCall(const UpstreamCall&) = delete;
+  UpstreamCall& operator=(const UpstreamCall&) = delete;
+};
+
 class FastPathInterpreter final : public compat::ForwardingInterpreter {
  public:
   // Detaches what autograd saves for the backward pass. Autograd calls this without the dispatcher.
@@ -331,6 +357,7 @@ class FastPathInterpreter final : public compat::ForwardingInterpreter {
         return stack.back().toTensor().getIntrusivePtr();
       }
     }
+    const UpstreamCall call;
     return base()->detach(self);
   }
 
@@ -350,6 +377,7 @@ class FastPathInterpreter final : public compat::ForwardingInterpreter {
 
  private:
   void fall_back_to_pytorch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+    const UpstreamCall call;
     fast_path().is_installed() ? dispatch_naming_plain_tensors(*base(), op, stack)
                                : base()->dispatch(op, stack);
   }
@@ -401,5 +429,7 @@ py::dict operator_counts() { return fast_path().counts(); }
 void forget_operator_counts() { fast_path().forget_counts(); }
 
 void forget_call_plans() { fast_path().forget_decisions(); }
+
+void forget_upstream_decisions_later() { upstream_table_is_full = true; }
 
 }  // namespace funcol::python

@@ -37,8 +37,9 @@ struct NativeOperators {
   py::object is_unmodified;  // is_unmodified() -> whether the dispatcher's methods are PyTorch's or funcol's,
                              // after changes
   py::object query_rule;     // query_rule(op, args, kwargs, index) -> the rule of a call, for UpstreamRules
-  ShardingEngine* engine = nullptr;  // the propagator's
-  UpstreamRules* rules = nullptr;    // the propagator's; null if Python decides all calls
+  py::object forget_upstream_decisions;  // forget_upstream_decisions(): empties PyTorch's table
+  ShardingEngine* engine = nullptr;      // the propagator's
+  UpstreamRules* rules = nullptr;        // the propagator's; null if Python decides all calls
 };
 
 // Runs DTensor operators in C++ until remove_native_operators(). A second call replaces the first.
@@ -56,5 +57,9 @@ void forget_operator_counts();
 
 // Forgets all decisions.
 void forget_call_plans();
+
+// Empties PyTorch's table of decisions before the next call that falls back to PyTorch on this thread. A call
+// on the stack may hold a pointer into the table, so it cannot be emptied at once.
+void forget_upstream_decisions_later();
 
 }  // namespace funcol::python

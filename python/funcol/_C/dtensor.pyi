@@ -45,6 +45,7 @@ def install_native_operators(
     default_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     is_unmodified: Callable[[], bool],
     query_rule: Callable[[Any, tuple[Any, ...], dict[str, Any], int | None], Any],
+    forget_upstream_decisions: Callable[[], None],
     engine: ShardingEngine,
     rules: UpstreamRules | None,
 ) -> None: ...
@@ -53,6 +54,9 @@ def has_native_operators() -> bool: ...
 def operator_counts() -> dict[str, dict[str, int]]: ...
 def forget_operator_counts() -> None: ...
 def forget_call_plans() -> None: ...
+def forget_upstream_decisions_later() -> None:
+    """Empties PyTorch's table of decisions before the next call that falls back to PyTorch on this thread."""
+
 def table_sizes() -> dict[str, int]:
     """Returns the number of entries of each table about DTensors that lives as long as the process."""
 

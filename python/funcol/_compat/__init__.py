@@ -202,7 +202,8 @@ def dispatcher_functions() -> dict[str, Any]:
 
 
 def forget_decisions() -> None:
-    """Clears this thread's cache of decisions in the C++ part of DTensor's dispatcher, if it has one."""
+    """Clears this thread's cache of decisions in the C++ part of DTensor's dispatcher, if it has one. Must
+    not run below a call of that dispatcher, which keeps a pointer into the cache."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is not None:
         clear()

@@ -46,6 +46,7 @@ def install(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         random_operators.dispatch,
         lambda: not user_patches.in_dispatcher(),
         query_rule,
+        _compat.forget_decisions,
         *propagator.engine_and_rules(),
     )
     return _C.remove_native_operators

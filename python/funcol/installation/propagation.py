@@ -87,7 +87,7 @@ class InstalledPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         if _compat.num_decisions() >= MOST_DECISIONS_IN_PYTORCH:
-            _compat.forget_decisions()
+            _C.forget_upstream_decisions_later()
         op = op_schema.op
         op_schema = self._with_complete_info(op_schema)
         if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,14 @@ def test_calls_that_a_full_table_has_no_room_for_leave_nothing_behind() -> None:
 @needs_decisions_in_cpp
 def test_calls_that_pytorch_carries_out_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(funcol.installation.propagation, "MOST_DECISIONS_IN_PYTORCH", 50)
+    clear = torch._C._clear_DTensor_sharding_propagator_cache
+    callers = []
+
+    def clear_between_calls() -> None:
+        callers.append([frame.name for frame in traceback.extract_stack()])
+        clear()
+
+    monkeypatch.setattr(torch._C, "_clear_DTensor_sharding_propagator_cache", clear_between_calls)
     mesh = DeviceMesh("cpu", range(4))
     sizes = []
     funcol.installation.forget_operator_counts()
@@ -89,6 +98,9 @@ def test_calls_that_pytorch_carries_out_are_not_remembered_for_ever(monkeypatch:
         sizes.append(sum(torch._C._get_DTensor_sharding_propagator_cache_stats()))
     assert funcol.installation.operator_counts()["aten.view.default"]["decision"] > 400
     assert 20 < max(sizes) <= 60
+    # A call that asks for a decision writes it into the table afterwards.
+    assert len(callers) > 5
+    assert not any("_propagate" in caller for caller in callers)
 
 
 def test_a_mesh_that_goes_takes_its_entries_along() -> None:

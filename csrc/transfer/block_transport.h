@@ -14,6 +14,7 @@ class BlockTransport {
  public:
   explicit BlockTransport(Exchange exchange);
 
+  const Exchange& exchange() const { return exchange_; }
   const std::vector<int64_t>& sent_numels() const { return sent_numels_; }
   const std::vector<int64_t>& received_numels() const { return received_numels_; }
 

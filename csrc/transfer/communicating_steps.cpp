@@ -2,8 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <functional>
 #include <map>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -53,21 +56,36 @@ at::Tensor wait_for_output(StartedCollective start) {
 
 class CommunicatingStep : public LocalStep {
  public:
-  explicit CommunicatingStep(const StepGeometry& geometry) : group_(geometry.group->group) {}
+  explicit CommunicatingStep(const StepGeometry& geometry)
+      : group_(geometry.group->group),
+        description_(
+            c10::str(to_string(geometry.step, geometry.mesh), " of ", at::IntArrayRef(geometry.shape))) {}
 
-  std::shared_ptr<const PackedExchange> flat() const final { return flat_; }
+  std::shared_ptr<const PackedExchange> flat() const final {
+    std::call_once(flat_is_made_, [this] {
+      auto flat = make_flat_();
+      flat.description = description_;
+      flat_ = std::make_shared<const PackedExchange>(std::move(flat));
+    });
+    return flat_;
+  }
+  std::string_view signature() const final { return signature_; }
 
  protected:
-  void set_flat(PackedExchange flat, const StepGeometry& geometry) {
-    flat.description =
-        c10::str(to_string(geometry.step, geometry.mesh), " of ", at::IntArrayRef(geometry.shape));
-    flat_ = std::make_shared<const PackedExchange>(std::move(flat));
+  // Sets how flat() is made when a batch first needs it.
+  void set_flat(std::string signature, std::function<PackedExchange()> make) {
+    signature_ = std::move(signature);
+    make_flat_ = std::move(make);
   }
 
   IValue group_;
 
  private:
-  std::shared_ptr<const PackedExchange> flat_;
+  std::string description_;
+  std::string signature_;
+  std::function<PackedExchange()> make_flat_;
+  mutable std::once_flag flat_is_made_;
+  mutable std::shared_ptr<const PackedExchange> flat_;
 };
 
 class AllGather final : public CommunicatingStep {
@@ -75,7 +93,8 @@ class AllGather final : public CommunicatingStep {
   AllGather(const StepGeometry& geometry, int64_t dim) : CommunicatingStep(geometry), dim_(dim) {
     std::map<int64_t, Interval> by_position;
     std::vector<Intervals> shards;
-    const auto wanted = geometry.after(dim, geometry.ranks.own_rank());
+    const auto own_rank = geometry.ranks.own_rank();
+    const auto wanted = geometry.after(dim, own_rank);
     int64_t gathered = 0;
     for (int64_t rank = 0; rank < geometry.ranks.size(); ++rank) {
       const auto held = geometry.before(dim, rank);
@@ -101,8 +120,10 @@ class AllGather final : public CommunicatingStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    set_flat(packed_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()),
-             geometry);
+    set_flat(signature_of(StepKind::kAllGather, group_),
+             [group = group_, dim, shards = std::move(shards), shape = geometry.shape_after(), own_rank] {
+               return packed_all_gather(group, dim, shards, shape, own_rank);
+             });
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -163,7 +184,10 @@ class ReducingStep : public CommunicatingStep {
 class AllReduce final : public ReducingStep {
  public:
   explicit AllReduce(const StepGeometry& geometry) : ReducingStep(geometry) {
-    set_flat(packed_all_reduce(group_, geometry.ranks.size(), reduce_op_), geometry);
+    set_flat(signature_of(StepKind::kAllReduce, group_, reduce_op_),
+             [group = group_, num_ranks = geometry.ranks.size(), reduce_op = reduce_op_] {
+               return packed_all_reduce(group, num_ranks, reduce_op);
+             });
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -181,7 +205,8 @@ class AllReduce final : public ReducingStep {
 class ReduceScatter final : public ReducingStep {
  public:
   ReduceScatter(const StepGeometry& geometry, int64_t dim) : ReducingStep(geometry), dim_(dim) {
-    const auto held = geometry.before(dim, geometry.ranks.own_rank());
+    const auto own_rank = geometry.ranks.own_rank();
+    const auto held = geometry.before(dim, own_rank);
     Intervals order;
     std::vector<Intervals> shards;
     int64_t scattered = 0;
@@ -200,9 +225,10 @@ class ReduceScatter final : public ReducingStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    set_flat(packed_reduce_scatter(group_, reduce_op_, dim, shards, geometry.shape_before(),
-                                   geometry.ranks.own_rank()),
-             geometry);
+    set_flat(signature_of(StepKind::kReduceScatter, group_, reduce_op_),
+             [group = group_, reduce_op = reduce_op_, dim, shards = std::move(shards),
+              shape = geometry.shape_before(),
+              own_rank] { return packed_reduce_scatter(group, reduce_op, dim, shards, shape, own_rank); });
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -228,8 +254,18 @@ class ReduceScatter final : public ReducingStep {
 class AllToAll final : public CommunicatingStep {
  public:
   explicit AllToAll(const StepGeometry& geometry)
-      : AllToAll(geometry, plan_exchange(geometry.mesh, geometry.step.before, geometry.step.after,
-                                         geometry.shape, geometry.ranks)) {}
+      : CommunicatingStep(geometry),
+        transport_(std::make_shared<const BlockTransport>(plan_exchange(
+            geometry.mesh, geometry.step.before, geometry.step.after, geometry.shape, geometry.ranks))),
+        sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
+        received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
+    if (!transport_->is_complete()) {
+      geometry.contradict("the group's ranks do not hold all that is wanted after it");
+    }
+    set_flat(signature_of(StepKind::kAllToAll, group_), [group = group_, transport = transport_] {
+      return packed_all_to_all(group, transport->exchange());
+    });
+  }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
     const auto& tensor = local.tensor;
@@ -246,17 +282,6 @@ class AllToAll final : public CommunicatingStep {
   }
 
  private:
-  AllToAll(const StepGeometry& geometry, const Exchange& exchange)
-      : CommunicatingStep(geometry),
-        transport_(std::make_shared<const BlockTransport>(exchange)),
-        sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
-        received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
-    if (!transport_->is_complete()) {
-      geometry.contradict("the group's ranks do not hold all that is wanted after it");
-    }
-    set_flat(packed_all_to_all(group_, exchange), geometry);
-  }
-
   // Starts the exchange of a tensor that no layer observes, which is unpacked when it is settled.
   StartedCollective start(const LocalTensor& local) const {
     const BelowAutograd below_autograd;

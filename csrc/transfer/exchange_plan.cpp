@@ -7,26 +7,50 @@
 namespace funcol {
 namespace {
 
-// Returns, by dim, the axes among `axes` that cut it.
-std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axes, size_t num_dims) {
-  std::vector<std::vector<int64_t>> cutting(num_dims);
-  for (size_t dim = 0; dim < num_dims; ++dim) {
-    for (const int64_t axis : layout.axes_of(static_cast<int64_t>(dim))) {
-      if (contains(axes, axis)) {
-        cutting[dim].push_back(axis);
+// The cuts that the axes of a group make of a dim, numbered along the last axis first, and their indices.
+class DimCuts {
+ public:
+  DimCuts(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size, const GroupRanks& ranks)
+      : mesh_(mesh) {
+    int64_t num_cuts = 1;
+    for (const int64_t axis : layout.axes_of(dim)) {
+      if (contains(ranks.axes(), axis)) {
+        axes_.push_back(axis);
+        num_cuts *= mesh.sizes[axis];
       }
     }
+    auto coordinate = ranks.own();
+    for (int64_t cut = 0; cut < num_cuts; ++cut) {
+      move_to(cut, coordinate);
+      indices_.push_back(local_indices(layout, mesh, dim, size, coordinate));
+    }
   }
-  return cutting;
-}
 
-// Sets the coordinate on `axes` to number `cut` of all coordinates on them.
-void set_cut(Coordinate& coordinate, const Mesh& mesh, const std::vector<int64_t>& axes, int64_t cut) {
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
-    coordinate[*axis] = cut % mesh.sizes[*axis];
-    cut /= mesh.sizes[*axis];
+  // Returns the indices of each cut.
+  const std::vector<Intervals>& indices() const { return indices_; }
+
+  // Returns the indices that the rank at `coordinate` holds.
+  const Intervals& at(const Coordinate& coordinate) const {
+    int64_t cut = 0;
+    for (const int64_t axis : axes_) {
+      cut = cut * mesh_.sizes[axis] + coordinate[axis];
+    }
+    return indices_[cut];
   }
-}
+
+  // Sets the coordinate on the cutting axes to that of `cut`.
+  void move_to(int64_t cut, Coordinate& coordinate) const {
+    for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
+      coordinate[*axis] = cut % mesh_.sizes[*axis];
+      cut /= mesh_.sizes[*axis];
+    }
+  }
+
+ private:
+  const Mesh& mesh_;
+  std::vector<int64_t> axes_;
+  std::vector<Intervals> indices_;
+};
 
 bool agree_on(const Coordinate& a, const Coordinate& b, const std::vector<int64_t>& axes) {
   return std::ranges::all_of(axes, [&](int64_t axis) { return a[axis] == b[axis]; });
@@ -51,38 +75,15 @@ std::vector<int64_t> replicating_axes(const Mesh& mesh, const Layout& before, co
   return replicating;
 }
 
-// The indices of one rank before and after an exchange.
-struct RankIndices {
-  std::vector<Intervals> before;  // by dim
-  std::vector<Intervals> after;
-};
-
-// Adds the blocks between this rank and another one, which are empty unless they `talk`.
-void add_blocks(const RankIndices& own, const RankIndices& other, bool talk, Exchange& exchange) {
-  auto& sent = exchange.sent.emplace_back();
-  auto& received = exchange.received.emplace_back();
-  sent.numel = received.numel = talk ? 1 : 0;
-  for (size_t dim = 0; dim < own.before.size(); ++dim) {
-    const auto to_send = common_indices(own.before[dim], other.after[dim]);
-    select_dim(static_cast<int64_t>(dim), to_send, own.before[dim], sent.selection);
-    sent.numel *= num_indices(to_send);
-    received.shape.push_back(num_common(own.after[dim], other.before[dim]));
-    received.numel *= received.shape.back();
-  }
-}
-
-// Returns the pieces of the cuts of dim `dim` that make up the indices `wanted`.
-std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim, int64_t size,
-                             const Intervals& wanted, const std::vector<int64_t>& axes, int64_t num_cuts,
-                             Coordinate coordinate) {
+// Returns the pieces of the cuts that make up the indices `wanted`.
+std::vector<Piece> pieces_of(const std::vector<Intervals>& cuts, const Intervals& wanted) {
   std::map<int64_t, Piece> by_position;
-  for (int64_t cut = 0; cut < num_cuts; ++cut) {
-    set_cut(coordinate, mesh, axes, cut);
-    const auto places = positions(local_indices(before, mesh, dim, size, coordinate), wanted);
+  for (size_t cut = 0; cut < cuts.size(); ++cut) {
+    const auto places = positions(cuts[cut], wanted);
     const int64_t block_size = num_indices(places);
     int64_t seen = 0;
     for (const auto& place : places) {
-      by_position[place.begin] = {cut, {seen, place.size}, place.size == block_size};
+      by_position[place.begin] = {static_cast<int64_t>(cut), {seen, place.size}, place.size == block_size};
       seen += place.size;
     }
   }
@@ -140,36 +141,40 @@ int64_t Exchange::source(const std::vector<int64_t>& cuts) const {
 Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& after,
                        const std::vector<int64_t>& shape, const GroupRanks& ranks) {
   const auto replicating = replicating_axes(mesh, before, after, ranks.axes());
-  const auto indices_of = [&](const Coordinate& coordinate) {
-    return RankIndices{local_indices(before, mesh, shape, coordinate),
-                       local_indices(after, mesh, shape, coordinate)};
-  };
-  const auto own = indices_of(ranks.own());
+  const auto& own = ranks.own();
   Exchange exchange;
-  exchange.shape_before = local_shape(before, mesh, shape, ranks.own());
-  exchange.shape_after = local_shape(after, mesh, shape, ranks.own());
+  std::vector<DimCuts> cuts_before;
+  std::vector<DimCuts> cuts_after;
+  int64_t num_blocks = 1;
+  for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
+    const auto& held = cuts_before.emplace_back(before, mesh, dim, shape[dim], ranks);
+    const auto& wanted = cuts_after.emplace_back(after, mesh, dim, shape[dim], ranks).at(own);
+    exchange.shape_before.push_back(num_indices(held.at(own)));
+    exchange.shape_after.push_back(num_indices(wanted));
+    exchange.num_cuts.push_back(std::ssize(held.indices()));
+    exchange.pieces.push_back(pieces_of(held.indices(), wanted));
+    num_blocks *= exchange.num_cuts.back();
+  }
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& other = ranks.coordinate(rank);
-    add_blocks(own, indices_of(other), agree_on(ranks.own(), other, replicating), exchange);
-  }
-
-  const auto axes = cutting_axes(before, ranks.axes(), shape.size());
-  int64_t num_blocks = 1;
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    int64_t num_cuts = 1;
-    for (const int64_t axis : axes[dim]) {
-      num_cuts *= mesh.sizes[axis];
+    auto& sent = exchange.sent.emplace_back();
+    auto& received = exchange.received.emplace_back();
+    sent.numel = received.numel = agree_on(own, other, replicating) ? 1 : 0;
+    for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
+      const auto& held = cuts_before[dim];
+      const auto& wanted = cuts_after[dim];
+      const auto to_send = common_indices(held.at(own), wanted.at(other));
+      select_dim(dim, to_send, held.at(own), sent.selection);
+      sent.numel *= num_indices(to_send);
+      received.shape.push_back(num_common(wanted.at(own), held.at(other)));
+      received.numel *= received.shape.back();
     }
-    num_blocks *= num_cuts;
-    exchange.num_cuts.push_back(num_cuts);
-    exchange.pieces.push_back(pieces_of(mesh, before, static_cast<int64_t>(dim), shape[dim], own.after[dim],
-                                        axes[dim], num_cuts, ranks.own()));
   }
   for (int64_t block = 0; block < num_blocks; ++block) {
     const auto cuts = exchange.cuts_of(block);
-    auto coordinate = ranks.own();
+    auto coordinate = own;
     for (size_t dim = 0; dim < shape.size(); ++dim) {
-      set_cut(coordinate, mesh, axes[dim], cuts[dim]);
+      cuts_before[dim].move_to(cuts[dim], coordinate);
     }
     exchange.sources.push_back(ranks.rank_of(coordinate));
   }

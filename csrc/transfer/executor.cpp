@@ -78,8 +78,8 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
     if (communicates(step.kind)) {
       groups_.push_back(groups.at(step.axes).ref);
     }
-    const auto flat = steps_.back()->flat();
-    signature += (flat ? flat->signature() : std::string(to_string(step.kind))) + ";";
+    const auto of_step = steps_.back()->signature();
+    signature.append(of_step.empty() ? to_string(step.kind) : of_step).append(";");
   }
   steps_id_ = shared_signature(signature);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string_view>
 
 #include "transfer/executor.h"
 #include "transfer/packed_exchange.h"
@@ -40,6 +41,8 @@ class LocalStep {
   // Returns the step as a part of a collective of several tensors, or null if it sends nothing. complete()
   // completes the result of that collective.
   virtual std::shared_ptr<const PackedExchange> flat() const { return nullptr; }
+  // Returns the signature of flat(), without making it; an empty text if the step sends nothing.
+  virtual std::string_view signature() const { return {}; }
   virtual at::Tensor complete(at::Tensor moved) const { return moved; }
 };
 

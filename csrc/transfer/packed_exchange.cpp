@@ -89,7 +89,10 @@ Signatures& signatures() {
 
 }  // namespace
 
-std::string PackedExchange::signature() const {
+std::string PackedExchange::signature() const { return signature_of(kind, group, reduce_op, participants); }
+
+std::string signature_of(StepKind kind, const c10::IValue& group, const std::string& reduce_op,
+                         const std::string& participants) {
   return c10::str(to_string(kind), " ", reduce_op, " ", group, " ", participants);
 }
 

@@ -50,10 +50,13 @@ struct PackedExchange {
   // group for an all_gather.
   int64_t num_received() const;
 
-  // Returns a text that is equal for steps that one collective can do, whatever their sizes, if their tensors
-  // have the same dtype and device.
   std::string signature() const;
 };
+
+// Returns a text that is equal for steps that one collective can do, whatever their sizes, if their tensors
+// have the same dtype and device.
+std::string signature_of(StepKind kind, const c10::IValue& group, const std::string& reduce_op = {},
+                         const std::string& participants = {});
 
 // A signature of one or several steps. While it lives, equal signatures are the same object.
 using SharedSignature = std::shared_ptr<const std::string>;

@@ -145,6 +145,8 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
   Exchange exchange;
   std::vector<DimCuts> cuts_before;
   std::vector<DimCuts> cuts_after;
+  cuts_before.reserve(shape.size());
+  cuts_after.reserve(shape.size());
   int64_t num_blocks = 1;
   for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
     const auto& held = cuts_before.emplace_back(before, mesh, dim, shape[dim], ranks);
@@ -155,11 +157,14 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
     exchange.pieces.push_back(pieces_of(held.indices(), wanted));
     num_blocks *= exchange.num_cuts.back();
   }
+  exchange.sent.reserve(ranks.size());
+  exchange.received.reserve(ranks.size());
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& other = ranks.coordinate(rank);
     auto& sent = exchange.sent.emplace_back();
     auto& received = exchange.received.emplace_back();
     sent.numel = received.numel = agree_on(own, other, replicating) ? 1 : 0;
+    received.shape.reserve(shape.size());
     for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
       const auto& held = cuts_before[dim];
       const auto& wanted = cuts_after[dim];
@@ -170,6 +175,7 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
       received.numel *= received.shape.back();
     }
   }
+  exchange.sources.reserve(num_blocks);
   for (int64_t block = 0; block < num_blocks; ++block) {
     const auto cuts = exchange.cuts_of(block);
     auto coordinate = own;

@@ -55,12 +55,16 @@ struct DescribedOperator {
   // Arguments whose values a decision does not depend on, apart from their kind and sign.
   std::vector<bool> is_factor = {};
 
+  // Whether the operator had a handler in this version of the dispatcher's handlers, of which each
+  // loss_parallel() scope makes two.
   bool has_handler = false;
-  uint64_t handlers_version = 0;  // of the dispatcher's handlers when has_handler was read
+  uint64_t handlers_version = 0;
 
   bool is_current = true;  // false once the propagator's tables may have changed
   std::array<size_t, static_cast<size_t>(FastPathStatus::kNumStatuses)> counts = {};
 };
+
+using DescribedPtr = std::shared_ptr<DescribedOperator>;
 
 // Returns the description of `op`. Tables of the propagator of `dispatcher`, DTensor's dispatcher, define
 // which arguments a decision depends on.
@@ -97,7 +101,7 @@ struct TensorArgument {
 };
 
 struct Call {
-  std::shared_ptr<const DescribedOperator> op;
+  DescribedPtr op;
   CallWords key;
   c10::SmallVector<TensorArgument, 8> tensors;
 
@@ -118,7 +122,7 @@ struct Call {
 
 // Reads the arguments on the stack. Returns kHandled if the key represents the call, otherwise why it does
 // not.
-FastPathStatus read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+FastPathStatus read_call(DescribedPtr op, const torch::jit::Stack& stack,
                          Call& call);
 
 // Returns the positional and keyword arguments with which PyTorch's dispatcher calls Python: without keyword

@@ -175,6 +175,7 @@ class CompositeBackward final : public torch::autograd::Node {
         programs().insert(key, std::move(program));
       } else {
         composite_->falls_back = true;
+        composite_->handled = trace->handled();
         composite_->trace = {};
         composite_->saved_values = nullptr;
       }
@@ -259,9 +260,7 @@ class CompositeBackward final : public torch::autograd::Node {
   // Returns the id of the gradient's spec; 0 if PyTorch has to run the pass.
   uint64_t spec_id_for_fast_path(const Tensor& gradient) const {
     auto* const object = dtensor_object(gradient);
-    const auto described = supported_operator(composite_->op);
-    return object != nullptr && !composite_->falls_back && described != nullptr &&
-                   described->handlers_version == composite_->handlers_version
+    return object != nullptr && !composite_->falls_back && supported_operator(composite_->op) != nullptr
                ? id_of_spec(spec_of(object))
                : 0;
   }

@@ -61,7 +61,6 @@ struct Composite {
   const CompositeKind* kind;
   c10::OperatorHandle op;
   uint64_t id;
-  uint64_t handlers_version;           // of the dispatcher's handlers when it was traced
   c10::SmallVector<size_t, 4> places;  // of the tensors among the arguments
   Mask requires_grad;
   Trace trace;
@@ -69,6 +68,7 @@ struct Composite {
   std::vector<InputLayout> inputs;
   std::shared_ptr<const SavedValues> saved_values;
   bool falls_back = false;
+  DescribedPtr handled;  // the operator whose handler made it fall back; null if none did
 
   size_t heap_bytes() const {
     return trace.heap_bytes() +

@@ -81,7 +81,6 @@ void run_and_trace(const CompositeKind& kind, c10::DispatchKeySet keys, const Ca
       destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
                                                                .op = op,
                                                                .id = ++tables().num_ids,
-                                                               .handlers_version = call.op->handlers_version,
                                                                .requires_grad = requires_grad}));
   for (const auto& one : call.tensors) {
     composite->places.push_back(one.place);
@@ -106,6 +105,7 @@ void run_and_trace(const CompositeKind& kind, c10::DispatchKeySet keys, const Ca
   }
   trace.release_tensors();
   if (composite->falls_back) {
+    composite->handled = trace.handled();
     trace = {};
     composite->inputs = {};
   }
@@ -167,12 +167,12 @@ bool run_fast_path(const CompositeKind& kind, const c10::OperatorHandle& op, c10
   if (known == nullptr && !tables().composites.admits()) {
     return false;
   }
-  if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
+  if (known == nullptr || ((*known)->handled != nullptr && !has_handler((*known)->handled))) {
     run_and_trace(kind, keys, call, requires_grad, stack);
     return true;
   }
   const auto composite = *known;
-  if (composite->falls_back) {
+  if (composite->falls_back || !composite->saved_values->forward->can_run({})) {
     return false;
   }
   replay(composite, call, stack);

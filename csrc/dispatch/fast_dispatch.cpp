@@ -77,17 +77,20 @@ class DispatcherSnapshot {
     return has_own_methods_;
   }
 
-  bool has_handler(DescribedOperator& op) const {
+  // Returns true if one of `ops` has a handler.
+  bool has_handler(at::ArrayRef<DescribedPtr> ops) const {
     auto* const handlers = field<"_custom_op_handlers">();
     const auto version = version_of_handlers(handlers);
-    if (version != op.handlers_version) {
-      auto* const handler = PyDict_GetItemWithError(handlers, op.overload.ptr());
-      op.has_handler =
-          PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.default_handler.ptr());
-      op.handlers_version = version;
-      PyErr_Clear();
-    }
-    return op.has_handler;
+    return std::ranges::any_of(ops, [&](const DescribedPtr& op) {
+      if (version != op->handlers_version) {
+        auto* const handler = PyDict_GetItemWithError(handlers, op->overload.ptr());
+        op->has_handler =
+            PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.default_handler.ptr());
+        op->handlers_version = version;
+        PyErr_Clear();
+      }
+      return op->has_handler;
+    });
   }
 
   bool logs_decisions() const {
@@ -139,7 +142,7 @@ class FastPath {
     ++described->counts[static_cast<size_t>(status)];
     const bool is_handled = status == FastPathStatus::kHandled || status == FastPathStatus::kTableFull;
     if (auto* const trace = Recording::current(); trace != nullptr && !is_handled) {
-      trace->fail();
+      trace->fail(status == FastPathStatus::kCustomHandler ? described : nullptr);
     }
     return is_handled;
   }
@@ -150,13 +153,18 @@ class FastPath {
     }
   }
 
-  std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
+  DescribedPtr supported_operator(const c10::OperatorHandle& op) {
     const auto dispatcher = dispatcher_;
     if (dispatcher == nullptr || !dispatcher->is_unmodified() || dispatcher->logs_decisions()) {
       return nullptr;
     }
     auto described = find(op, dispatcher->parts().dispatcher);
-    return dispatcher->has_handler(*described) ? nullptr : described;
+    return dispatcher->has_handler(described) ? nullptr : described;
+  }
+
+  bool has_handler(at::ArrayRef<DescribedPtr> ops) const {
+    const auto dispatcher = dispatcher_;
+    return dispatcher != nullptr && dispatcher->has_handler(ops);
   }
 
   py::dict counts() const {
@@ -192,8 +200,6 @@ class FastPath {
   }
 
  private:
-  using DescribedPtr = std::shared_ptr<DescribedOperator>;
-
   // Runs the call. Returns kHandled, or kTableFull if the call is new and the table has no room for it, or
   // else why PyTorch has to run the call. A call without room is decided each time: PyTorch would remember it
   // forever, in an unbounded table.
@@ -202,7 +208,7 @@ class FastPath {
     if (described->result_kind == DescribedOperator::ResultKind::kUnsupported) {
       return FastPathStatus::kOperatorKind;
     }
-    if (dispatcher.has_handler(*described)) {
+    if (dispatcher.has_handler(described)) {
       return FastPathStatus::kCustomHandler;
     }
     if (described->writes && PySet_GET_SIZE(dispatcher.parts().copies.ptr()) != 0) {
@@ -418,9 +424,11 @@ void remove_native_operators() {
   fast_path().remove();
 }
 
-std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
+DescribedPtr supported_operator(const c10::OperatorHandle& op) {
   return fast_path().supported_operator(op);
 }
+
+bool has_handler(at::ArrayRef<DescribedPtr> ops) { return fast_path().has_handler(ops); }
 
 bool has_native_operators() { return fast_path().is_installed(); }
 

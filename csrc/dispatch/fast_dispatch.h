@@ -49,7 +49,9 @@ bool has_native_operators();
 
 // Returns the description of an operator whose calls may take the fast path; null while the program has
 // replaced parts of the dispatcher, logs decisions, or has a handler for the operator.
-std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op);
+DescribedPtr supported_operator(const c10::OperatorHandle& op);
+// Returns true if the dispatcher now has a handler, of PyTorch or of the program, for one of `ops`.
+bool has_handler(at::ArrayRef<DescribedPtr> ops);
 
 // Returns {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
 py::dict operator_counts();

@@ -19,11 +19,12 @@ thread_local Trace* the_trace = nullptr;
 }  // namespace
 
 bool LocalProgram::can_run(at::ArrayRef<at::Tensor> locals) const {
-  return !moves_tensors() ||
-         (!observes_redistribution() &&
-          std::ranges::all_of(input_sizes_,
-                              [&](const auto& one) { return locals[one.first].sizes() == one.second; }) &&
-          std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); }));
+  return !has_handler(ops_) &&
+         (!moves_tensors() ||
+          (!observes_redistribution() &&
+           std::ranges::all_of(input_sizes_,
+                               [&](const auto& one) { return locals[one.first].sizes() == one.second; }) &&
+           std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); })));
 }
 
 LocalProgram::Locals LocalProgram::run(Locals values) const {
@@ -83,7 +84,7 @@ void Trace::record_call(const Call& call, const CallPlanPtr& plan, const torch::
   if (op.result_kind != DescribedOperator::ResultKind::kNew || op.draws || op.writes) {
     return fail();
   }
-  Step step{op.handle, plan, call.arguments(stack).vec()};
+  Step step{call.op, plan, call.arguments(stack).vec()};
   for (const auto& one : call.tensors) {
     if (one.index >= 0) {
       return fail();
@@ -129,7 +130,9 @@ bool Trace::starts_with(const Trace& other) const {
   return steps_.size() >= other.steps_.size() &&
          std::equal(
              other.steps_.begin(), other.steps_.end(), steps_.begin(),
-             [](const auto& one, const auto& two) { return one.op == two.op && one.results == two.results; });
+             [](const auto& one, const auto& two) {
+               return one.op->handle == two.op->handle && one.results == two.results;
+             });
 }
 
 ValueId Trace::value_of(const at::Tensor& tensor) const {
@@ -146,7 +149,8 @@ bool Trace::is_view(ValueId value, size_t end) const {
 
 void LocalProgram::add(const Trace::Step& step, uint64_t last) {
   const auto& call = *step.call;
-  steps_.push_back({step.op, static_cast<uint16_t>(step.arguments.size()),
+  ops_.push_back(step.op);
+  steps_.push_back({step.op->handle, static_cast<uint16_t>(step.arguments.size()),
                     static_cast<uint16_t>(step.operands.size()), static_cast<uint16_t>(call.moves().size()),
                     static_cast<uint16_t>(step.results.size())});
   const auto begin = arguments_.size();
@@ -220,7 +224,7 @@ LocalProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) cons
 
 size_t LocalProgram::heap_bytes() const {
   constexpr size_t kArgumentBytes = sizeof(c10::IValue) + 2 * kBlockBytes;  // with the lists among them
-  return steps_.capacity() * sizeof(Step) + arguments_.capacity() * kArgumentBytes +
+  return steps_.capacity() * (sizeof(Step) + sizeof(DescribedPtr)) + arguments_.capacity() * kArgumentBytes +
          operands_.capacity() * sizeof(Operand) + moves_.capacity() * sizeof(Move) +
          (results_.capacity() + outputs_.capacity() + inputs_.capacity()) * sizeof(ValueId) +
          specs_.capacity() * sizeof(SharedSpecPtr) + input_sizes_.capacity() * (sizeof input_sizes_[0] + 48) +

@@ -43,10 +43,16 @@ class Trace {
   // Records a call before it runs, and its results afterwards.
   void record_call(const Call& call, const CallPlanPtr& plan, const torch::jit::Stack& stack);
   void record_results(const torch::jit::Stack& stack);
-  // Marks the trace as failed: something ran that a trace cannot hold.
-  void fail() { has_failed_ = true; }
+  // Marks the trace as failed: something ran that a trace cannot hold, such as an operator's handler.
+  void fail(DescribedPtr handled = nullptr) {
+    if (!std::exchange(has_failed_, true)) {
+      handled_ = std::move(handled);
+    }
+  }
 
   bool has_failed() const { return has_failed_; }
+  // Returns the operator whose handler made the trace fail; null if none did.
+  const DescribedPtr& handled() const { return handled_; }
   size_t num_steps() const { return steps_.size(); }
   size_t num_values() const { return values_.size(); }
   // Returns true if this trace begins with the operators of `other`.
@@ -72,7 +78,7 @@ class Trace {
   friend class LocalProgram;
 
   struct Step {
-    c10::OperatorHandle op;
+    DescribedPtr op;
     CallPlanPtr call;
     torch::jit::Stack arguments;                              // None in the place of DTensors
     std::vector<std::pair<uint16_t, ValueId>> operands = {};  // places of DTensors, and their values
@@ -95,15 +101,16 @@ class Trace {
   std::vector<Value> values_;
   std::vector<Identity> tensors_;
   bool has_failed_ = false;
+  DescribedPtr handled_;
 };
 
 class LocalProgram {
  public:
   using Locals = c10::SmallVector<at::Tensor, 8>;
 
-  // Returns true if run() may take these local tensors, indexed by their values' numbers. If tensors move,
-  // inputs must have the sizes of the traced ones, groups must exist, and no PyTorch context may observe
-  // redistributions. Needs the GIL.
+  // Returns true if run() may take these local tensors, indexed by their values' numbers. No operator may have
+  // a handler. If tensors move, inputs must have the sizes of the traced ones, groups must exist, and no
+  // PyTorch context may observe redistributions. Needs the GIL.
   bool can_run(at::ArrayRef<at::Tensor> locals) const;
 
   // Returns the local outputs. Runs below autograd, and releases the GIL meanwhile.
@@ -145,6 +152,7 @@ class LocalProgram {
   };
 
   std::vector<Step> steps_;
+  std::vector<DescribedPtr> ops_;  // of the steps
   torch::jit::Stack arguments_;  // None in the place of DTensors
   std::vector<Operand> operands_;
   std::vector<Move> moves_;

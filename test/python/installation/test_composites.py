@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
@@ -370,13 +371,30 @@ def test_handlers_of_programs_keep_their_effect(mesh: DeviceMesh) -> None:
         return args[0]
 
     handlers[mm] = handler
+    square = DTensor.from_local(torch.randn(8, 8), mesh, [R])
     try:
-        with torch.no_grad():
-            F.linear(x.detach(), DTensor.from_local(torch.randn(8, 8), mesh, [R]))
-            F.linear(x, DTensor.from_local(torch.randn(8, 8), mesh, [R]))
-        assert called
+        for number in range(1, ROUNDS):
+            F.linear(x.detach(), square)
+            assert len(called) == number
+        F.linear(x, weight)  # which was one call before
+        assert len(called) == ROUNDS
     finally:
         del handlers[mm]
+    F.linear(x.detach(), square)  # is traced again
+    for inputs in ((x.detach(), square), (x, weight)):
+        assert is_one_call(partial(F.linear, *inputs))
+    assert len(called) == ROUNDS
+
+
+def test_handlers_of_other_operators_change_nothing(mesh: DeviceMesh) -> None:
+    x, weight = column_linear(mesh)
+    warm(x, weight)
+    for _ in range(2):
+        with loss_parallel():
+            assert is_one_call(lambda: F.linear(x, weight).sum().backward())
+        result = F.linear(x, weight).sum()
+        with loss_parallel():
+            assert is_one_call(lambda: (F.linear(x, weight), result.backward()))  # noqa: B023
 
 
 def test_plain_gradients(mesh: DeviceMesh) -> None:

@@ -60,7 +60,14 @@ SHARDINGS = {"FSDP2 in bf16": shard_parameters, "tensor parallel": parallelize}
         ("FSDP2 in bf16", "1F1B"),
         ("FSDP2 in bf16", "interleaved"),
         ("tensor parallel", "interleaved"),
-        ("tensor parallel", "zero bubble"),
+        pytest.param(
+            "tensor parallel",
+            "zero bubble",
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.15",
+                reason="older releases send from a rank to itself, which gloo cannot",
+            ),
+        ),
     ],
 )
 @computes_the_same(4)

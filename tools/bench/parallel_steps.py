@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -30,6 +31,7 @@ NUM_RANKS = 8
 WIDTH = 64
 NUM_HEADS = 8
 NUM_BLOCKS = 4
+NUM_CLASSES = 128
 BATCH, LENGTH = 4, 8
 NUM_EXPERTS = 8
 NUM_WEIGHTS = 200
@@ -127,6 +129,37 @@ def tensor_parallel(device_type: str) -> Step:
     model = transformer()
     cut_by_modules(model, init_device_mesh(device_type, (NUM_RANKS,)))
     return forward_and_backward(model, torch.randn(BATCH, LENGTH // NUM_RANKS, WIDTH))
+
+
+def classifier() -> nn.Sequential:
+    return nn.Sequential(*transformer(), nn.Linear(WIDTH, NUM_CLASSES, bias=False))
+
+
+def classification(model: nn.Module, x: Tensor) -> Step:
+    target = torch.randint(NUM_CLASSES, (BATCH * LENGTH,))
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        with loss_parallel():
+            F.cross_entropy(model(x).flatten(0, 1), target).backward()
+        for parameter in parameters:
+            parameter.grad = None
+
+    return step
+
+
+def plain_classification() -> Step:
+    return classification(classifier(), torch.randn(BATCH, LENGTH, WIDTH))
+
+
+def tensor_parallel_loss(device_type: str) -> Step:
+    """As :func:`tensor_parallel`, and the loss of logits that are cut by classes."""
+    mesh = init_device_mesh(device_type, (NUM_RANKS,))
+    model = classifier()
+    cut_by_modules(model, mesh)
+    head = ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
+    parallelize_module(model, mesh, {str(NUM_BLOCKS): head})
+    return classification(model, torch.randn(BATCH, LENGTH // NUM_RANKS, WIDTH))
 
 
 def _gathers_sequence() -> ParallelStyle:
@@ -337,6 +370,7 @@ class Program(NamedTuple):
 
 PROGRAMS = [
     Program("tensor parallel 8", plain_transformer, tensor_parallel, 0.09, limit_of_plain=1.55),
+    Program("TP 8, loss_parallel", plain_classification, tensor_parallel_loss, 0.15),
     Program("data 2 x tensor 4", plain_transformer, data_and_tensor_parallel, 0.08),
     Program("FSDP2", plain_transformer, fully_sharded, 0.22),
     Program(

@@ -4,7 +4,8 @@
 of ``nll_loss``, and passes the gradient of ``log_softmax`` on as it is. So whatever else reads the
 log-probabilities (label smoothing, an entropy, a KL divergence, a weighted sum) gets a wrong gradient,
 silently, and so does an ``nll_loss`` without a ``log_softmax``. Here each operator computes its own gradient.
-``log_softmax`` sums its gradient over the classes for that: one more all_reduce, of one value for each row.
+``log_softmax`` needs the sum of its gradient over the classes: ``nll_loss`` knows that of its own gradient,
+which says so; that of any other takes an all_reduce, of one value for each row.
 
 Uneven shards between a ``ColwiseParallel`` and a ``RowwiseParallel`` layer: ``RowwiseParallel`` makes a
 DTensor of its input by ``DTensor.from_local``, which assumes that the shards of all ranks are equally large.
@@ -14,39 +15,97 @@ error or hangs. The layer's weight has the true size.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .. import _C
 from ..collectives.functions import all_reduce
 from ..collectives.import_hooks import InstallOnImport
 from ..redistribution.local_redistribute import make_dtensor
-from ..redistribution.specs import dense_strides_like
+from ..redistribution.specs import dense_strides_like, spec_of, spec_of_shape
 from . import patching, user_patches
 
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _STYLES = "torch.distributed.tensor.parallel.style"
 
 
-def _log_softmax_backward(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> DTensor:
-    """Handles ``_log_softmax_backward_data(grad_output, output, dim, input_dtype)``."""
-    grad, output, dim, input_dtype = args
-    spec = output._spec
-    dim %= output.ndim
-    axis = sys.modules[_LOSS]._find_all_reduce_mesh_dim(spec.placements, dim)
-    local = grad.redistribute(spec.mesh, spec.placements)._local_tensor
-    if local.dtype in (torch.float16, torch.bfloat16):
-        local = local.float()
-    total = all_reduce(local.sum(dim, keepdim=True), "sum", (spec.mesh, axis))
-    return _like(output, (local - torch.exp(output._local_tensor) * total).to(input_dtype))
+class _Classes(NamedTuple):
+    """The classes of a DTensor, which one axis of its mesh cuts."""
+
+    dim: int
+    group: tuple[DeviceMesh, int]  # the mesh and the axis
+    begin: int  # of this rank's classes
+
+    @staticmethod
+    def of(x: DTensor, dim: int) -> _Classes:
+        """Raises ValueError, as PyTorch does, unless one axis cuts the classes."""
+        mesh = x._spec.mesh
+        axis = sys.modules[_LOSS]._find_all_reduce_mesh_dim(x._spec.placements, dim)
+        classes_a_rank = -(-x.shape[dim] // mesh.size(axis))
+        return _Classes(dim, (mesh, axis), mesh.get_coordinate()[axis] * classes_a_rank)  # type: ignore[index]
+
+
+def _log_softmax(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> DTensor:
+    """Handles ``_log_softmax(self, dim, half_to_float)``."""
+    x, dim, half_to_float = args
+    dim %= x.ndim
+    group = _Classes.of(x, dim).group
+    local = _widened(x._local_tensor).contiguous()
+    if local.shape[dim] > 0:
+        peak = local.amax(dim, keepdim=True)
+    else:  # this rank has no class
+        peak = local.sum(dim, keepdim=True).fill_(-math.inf)
+    shifted = local - all_reduce(peak, "max", group)
+    total = all_reduce(shifted.exp().sum(dim, keepdim=True), "sum", group)
+    result = shifted - total.log()
+    if not half_to_float:
+        result = result.to(x.dtype)
+    if result.dtype is x.dtype and x.is_contiguous():
+        return _like(x, result)
+    spec = spec_of_shape(x._spec.mesh, x._spec.placements, x.shape, result)
+    return make_dtensor(result, spec, requires_grad=False)
+
+
+def _nll_loss_forward(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[DTensor, Tensor]:
+    """Handles ``nll_loss_forward`` and ``nll_loss2d_forward``: ``(self, target, weight, reduction,
+    ignore_index)``. PyTorch's handler serves meshes of several axes, in releases that have them."""
+    loss = sys.modules[_LOSS]
+    log_probs, target, weight, reduction, ignore_index = args
+    mesh, placements = log_probs._spec.mesh, (Replicate(),)
+    if mesh.ndim > 1:
+        return loss._nll_loss_forward_handler(op, args, kwargs)  # type: ignore[no-any-return]
+    classes = _Classes.of(log_probs, 1 if log_probs.ndim > 1 else 0)
+    target = _local_of(target, placements, mesh)
+    weights = _weights_of_rows(target, weight, ignore_index, mesh)
+    local = log_probs._local_tensor
+    column, is_here = _find_targets(target, ignore_index, local, classes)
+    if local.shape[classes.dim] > 0:
+        own = local.gather(classes.dim, column)
+        if weight is not None:
+            own = own * weights.unsqueeze(classes.dim)
+        own = torch.where(is_here, -own, 0)
+    else:
+        own = local.new_zeros(column.shape)
+    result = all_reduce(own, "sum", classes.group).squeeze(classes.dim)
+    if reduction == loss.Reduction.NONE.value and log_probs.ndim > 1:
+        total_weight = local.new_zeros(())
+    else:
+        total_weight = weights.sum() if weight is not None else weights.sum().to(local)
+    if reduction == loss.Reduction.SUM.value:
+        result = result.sum()
+    elif reduction == loss.Reduction.MEAN.value:
+        result = result.sum() / total_weight
+    return make_dtensor(result, spec_of(mesh, placements, result), requires_grad=False), total_weight
 
 
 def _nll_loss_backward(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> DTensor:
@@ -55,27 +114,80 @@ def _nll_loss_backward(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str
     loss = sys.modules[_LOSS]
     grad, log_probs, target, weight, reduction, ignore_index, total_weight = args
     spec = log_probs._spec
-    dim = 1 if log_probs.ndim > 1 else 0
-    loss._find_all_reduce_mesh_dim(spec.placements, dim)  # raises if not one axis cuts the classes
+    classes = _Classes.of(log_probs, 1 if log_probs.ndim > 1 else 0)
+    dim = classes.dim
     placements = loss._skip_dim(loss.replicate_reduction_dims(spec.placements, [dim]), dim)
-    replicated = (Replicate(),) * spec.mesh.ndim
-    target = loss._cast_to_dtensor(target, placements, spec.mesh)._local_tensor.unsqueeze(dim)
-    grad = grad.redistribute(spec.mesh, placements if grad.ndim else replicated)._local_tensor
-    if grad.ndim:
-        grad = grad.unsqueeze(dim)
+    target = _local_of(target, placements, spec.mesh)
+    wanted = placements if grad.ndim else (Replicate(),) * spec.mesh.ndim
+    grad = (grad if grad.placements == wanted else grad.redistribute(spec.mesh, wanted))._local_tensor
     if reduction == loss.Reduction.MEAN.value:
         grad = grad / total_weight
-    is_counted = target != ignore_index
     if weight is not None:
-        weight = loss._cast_to_dtensor(weight, replicated, spec.mesh)._local_tensor
-        grad = grad * weight[torch.where(is_counted, target, 0)]
-
+        grad = grad * _weights_of_rows(target, weight, ignore_index, spec.mesh)
     local = log_probs._local_tensor
-    _, offsets = compute_local_shape_and_global_offset(log_probs.shape, spec.mesh, spec.placements)
-    column = target - offsets[dim]
-    is_here = is_counted & (column >= 0) & (column < local.shape[dim])
-    values = torch.where(is_here, -grad, 0).to(local.dtype)
-    return _like(log_probs, torch.zeros_like(local).scatter_(dim, torch.where(is_here, column, 0), values))
+    # Of each row, in the dtype of the gradient: the sum of its gradient over the classes.
+    totals = torch.where(target != ignore_index, -grad, 0).to(local.dtype).unsqueeze(dim)
+    column, is_here = _find_targets(target, ignore_index, local, classes)
+    result = torch.zeros_like(local)
+    if local.shape[dim] > 0:
+        result.scatter_(dim, column, torch.where(is_here, totals, 0))
+    gradient = _like(log_probs, result)
+    if type(result) is Tensor:
+        gradient._funcol_totals = (_versions_of(gradient), totals)  # type: ignore[attr-defined]
+    return gradient
+
+
+def _log_softmax_backward(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> DTensor:
+    """Handles ``_log_softmax_backward_data(grad_output, output, dim, input_dtype)``."""
+    grad, output, dim, input_dtype = args
+    spec = output._spec
+    dim %= output.ndim
+    group = _Classes.of(output, dim).group
+    versions, totals = getattr(grad, "_funcol_totals", (None, None))
+    if grad.placements != spec.placements:
+        grad, versions = grad.redistribute(spec.mesh, spec.placements), None
+    local = _widened(grad._local_tensor)
+    if totals is None or versions != _versions_of(grad):
+        totals = all_reduce(local.sum(dim, keepdim=True), "sum", group)
+    return _like(output, (local - torch.exp(output._local_tensor) * totals).to(input_dtype))
+
+
+def _versions_of(x: DTensor) -> tuple[int, int]:
+    return x._version, x._local_tensor._version
+
+
+def _widened(local: Tensor) -> Tensor:
+    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
+
+
+def _local_of(tensor: Tensor, placements: tuple[Placement, ...], mesh: DeviceMesh) -> Tensor:
+    """Returns the local tensor of a DTensor of ``placements``, or of a plain tensor that stands for one."""
+    if (
+        isinstance(tensor, DTensor)
+        or mesh.device_type != tensor.device.type
+        or not all(placement.is_replicate() for placement in placements)
+    ):
+        tensor = sys.modules[_LOSS]._cast_to_dtensor(tensor, placements, mesh)._local_tensor
+    return tensor
+
+
+def _weights_of_rows(target: Tensor, weight: Tensor | None, ignore_index: int, mesh: DeviceMesh) -> Tensor:
+    """Returns the weight of each row's target class; 0 for ignored rows."""
+    is_counted = target != ignore_index
+    if weight is None:
+        return is_counted
+    weight = _local_of(weight, (Replicate(),) * mesh.ndim, mesh)
+    return torch.where(is_counted, weight[torch.where(is_counted, target, 0)], 0)
+
+
+def _find_targets(
+    target: Tensor, ignore_index: int, local: Tensor, classes: _Classes
+) -> tuple[Tensor, Tensor]:
+    """Returns each row's target class among this rank's, or 0, and whether it is among them."""
+    target = target.unsqueeze(classes.dim)
+    column = target - classes.begin
+    is_here = (target != ignore_index) & (column >= 0) & (column < local.shape[classes.dim])
+    return torch.where(is_here, column, 0), is_here
 
 
 def _like(of: DTensor, local: Tensor) -> DTensor:
@@ -85,7 +197,10 @@ def _like(of: DTensor, local: Tensor) -> DTensor:
 
 def _install_loss(loss: Any) -> Callable[[], None]:
     ours = {
+        torch.ops.aten._log_softmax.default: _log_softmax,
         torch.ops.aten._log_softmax_backward_data.default: _log_softmax_backward,
+        torch.ops.aten.nll_loss_forward.default: _nll_loss_forward,
+        torch.ops.aten.nll_loss2d_forward.default: _nll_loss_forward,
         torch.ops.aten.nll_loss_backward.default: _nll_loss_backward,
         torch.ops.aten.nll_loss2d_backward.default: _nll_loss_backward,
     }

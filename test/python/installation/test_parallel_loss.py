@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from programs import computes_the_same
 from ranks import on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -95,7 +96,7 @@ def replicated(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("shape", [[6, 10], [6, 7]], ids=str)
+@pytest.mark.parametrize("shape", [[6, 10], [6, 7], [6, 3]], ids=str)  # of 3 classes, one of 4 ranks has none
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_plain_tensors(name: str, shape: list[int]) -> None:
     run_ranks(agrees_with_plain_tensors, 4, name, shape, [4], torch.float32)
@@ -115,6 +116,56 @@ def test_classes_may_be_followed_by_other_dims(name: str) -> None:
 @pytest.mark.parametrize("name", ["cross entropy", "smoothed"])
 def test_half_precision_sums_in_single_precision(name: str) -> None:
     run_ranks(agrees_with_plain_tensors, 2, name, [6, 10], [2], torch.bfloat16)
+
+
+def classes_in_shards(mesh: DeviceMesh) -> tuple[DTensor, Tensor]:
+    torch.manual_seed(0)
+    logits = distribute_tensor(torch.randn(6, 10), mesh, [Shard(1)]).requires_grad_()
+    return logits, torch.randint(10, (6,))
+
+
+@computes_the_same(2)
+def test_a_loss_takes_no_more_collectives_than_stock(rank: int, world: int) -> list[Tensor]:
+    logits, target = classes_in_shards(init_device_mesh("cpu", (world,)))
+    with loss_parallel():
+        loss = F.cross_entropy(logits, target)
+        loss.backward()
+    assert logits.grad is not None
+    return [loss.detach(), logits.grad]
+
+
+@computes_the_same(2, pends=False, counts=False)
+def test_a_compiled_loss(rank: int, world: int) -> list[Tensor]:
+    logits, target = classes_in_shards(init_device_mesh("cpu", (world,)))
+    with loss_parallel():
+        loss = torch.compile(F.cross_entropy, backend="aot_eager", fullgraph=True)(logits * 1, target)
+        loss.backward()
+    assert logits.grad is not None
+    return [loss.detach(), logits.grad]
+
+
+def triple(gradient: Tensor) -> None:
+    gradient.mul_(3)
+
+
+def triple_the_local_tensor(gradient: Tensor) -> None:
+    triple(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+
+
+@pytest.mark.parametrize("hook", [triple, triple_the_local_tensor])
+@on_ranks(2)
+def test_hooks_may_write_to_the_gradient_of_log_probabilities(
+    rank: int, world: int, hook: Callable[[Tensor], None]
+) -> None:
+    logits, target = classes_in_shards(init_device_mesh("cpu", (world,)))
+    expected = logits.full_tensor().detach().requires_grad_()
+    for tensor in (logits, expected):
+        with funcol.installed(), loss_parallel():
+            log_probs = F.log_softmax(tensor, 1)
+            log_probs.register_hook(hook)
+            F.nll_loss(log_probs, target).backward()
+    assert isinstance(logits.grad, DTensor)
+    torch.testing.assert_close(logits.grad.full_tensor(), expected.grad)
 
 
 @on_ranks(1)

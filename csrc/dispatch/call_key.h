@@ -122,8 +122,7 @@ struct Call {
 
 // Reads the arguments on the stack. Returns kHandled if the key represents the call, otherwise why it does
 // not.
-FastPathStatus read_call(DescribedPtr op, const torch::jit::Stack& stack,
-                         Call& call);
+FastPathStatus read_call(DescribedPtr op, const torch::jit::Stack& stack, Call& call);
 
 // Returns the positional and keyword arguments with which PyTorch's dispatcher calls Python: without keyword
 // arguments and trailing positional ones that equal their defaults.

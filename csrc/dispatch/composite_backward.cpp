@@ -1,9 +1,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/nll_loss_nd.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
@@ -53,11 +56,37 @@ py::object mesh_of_dtensor(const Tensor& dtensor) {
   return attribute<"mesh">(spec_of(dtensor_object(dtensor)));
 }
 
+// What a loss has saved of its logits.
+struct SavedLogits {
+  Tensor log_probs;            // undefined for operators other than losses
+  torch::autograd::Edge edge;  // of the logits; invalid if gradients of gradients are not needed
+};
+
+// Runs a cross_entropy_loss from the result of its log_softmax on. Only the node of the logits among
+// `arguments` is read. Records the operators, log_softmax as well, if given a trace.
+Tensor run_nll_loss(const Composite& composite, const std::vector<c10::IValue>& arguments,
+                    const Tensor& log_probs, Trace* trace) {
+  const auto& logits = arguments[0].toTensor();
+  auto node = compat::make_node<torch::autograd::generated::LogSoftmaxBackward0>();
+  node->set_next_edges(torch::autograd::collect_next_edges(logits));
+  node->dim = logits.dim() == 1 ? 0 : 1;
+  node->self_scalar_type = logits.scalar_type();
+  torch::autograd::set_history(log_probs, node);
+  if (trace != nullptr) {
+    const py::gil_scoped_acquire gil;
+    trace->repeat_first_step(composite.trace, log_probs);
+  }
+  node->result_ = SavedVariable(log_probs, /*is_output=*/true);
+  return at::nll_loss_nd_symint(log_probs, arguments[1].toTensor(), arguments[2].toOptional<Tensor>(),
+                                arguments[3].toInt(), arguments[4].toSymInt());
+}
+
 // Computes the gradients in `needed` with PyTorch's own derivatives, after running the forward pass again.
-// The gradients do not depend on undefined inputs; at least one input is defined. Records the operators if
-// given a trace.
+// The gradients do not depend on undefined inputs, but for logits; at least one input is defined. Records the
+// operators if given a trace.
 variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments,
-                            CompositeInputs inputs, const Tensor& gradient, Mask needed, Trace* trace) {
+                            CompositeInputs inputs, const SavedLogits& logits, const Tensor& gradient,
+                            Mask needed, Trace* trace) {
   const bool is_differentiable = at::GradMode::is_enabled();
   torch::autograd::edge_list leaves;
   torch::autograd::Edge root;
@@ -68,6 +97,11 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
     auto& input = inputs[i];
     if (!input.defined()) {
       input = composite.inputs[i].zeros_like(mesh_of_dtensor(saved), saved.device());
+      if (is_differentiable && i == 0 && logits.edge.is_valid()) {
+        auto node = compat::make_node<torch::autograd::Identity>();
+        node->set_next_edges({logits.edge});
+        torch::autograd::set_history(input, node);
+      }
     }
     // Not the input itself: its hooks are for the full gradient, of which this is a part.
     input = is_differentiable && input.requires_grad() ? at::alias(input) : input.detach();
@@ -90,7 +124,11 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
   {
     const at::AutoGradMode with_gradients(true);
     torch::jit::Stack stack(std::move(arguments));
-    composite.op.callBoxed(stack);
+    if (logits.log_probs.defined()) {
+      stack.emplace_back(run_nll_loss(composite, stack, logits.log_probs, trace));
+    } else {
+      composite.op.callBoxed(stack);
+    }
     // Only the result's node is needed: keeping its memory would add to that of the gradients.
     const auto& result = stack.back().toTensor();
     root = torch::autograd::impl::gradient_edge(result);
@@ -168,7 +206,11 @@ class CompositeBackward final : public torch::autograd::Node {
         }
       }
     }
-    auto found = differentiate(*composite_, arguments_, inputs, gradient, needed, trace.get());
+    SavedLogits logits;
+    if (composite_->kind->is_loss) {
+      logits = {wrap_log_probs(*saved_values_, values_[0], inputs), next_edge(0)};
+    }
+    auto found = differentiate(*composite_, arguments_, inputs, logits, gradient, needed, trace.get());
     if (trace != nullptr) {
       const py::gil_scoped_acquire gil;
       if (auto program = make_program(*trace, found)) {
@@ -200,6 +242,9 @@ class CompositeBackward final : public torch::autograd::Node {
         args.collect(inputs_[i], /*is_output=*/false);
       }
     }
+    if (composite_->kind->is_loss) {
+      args.collect(values_[0]);
+    }
   }
 
   variable_list apply_with_saved(const variable_list& gradients,
@@ -211,21 +256,33 @@ class CompositeBackward final : public torch::autograd::Node {
         given.push_back(inputs_[i].unpack());
       }
     }
+    if (composite_->kind->is_loss) {
+      saved.before(values_[0]);
+      given.push_back(values_[0]);
+    }
     using Pack = compiled::IValuePacker<std::vector<Tensor>>;
     auto results = compat::call_when_compiled(
         *this, saved, gradients, {Pack::pack(given)}, {Pack::packed_type()}, /*is_traceable=*/false,
-        [composite = composite_, arguments = arguments_, is_saved = is_saved_, needed = needed_gradients()](
-            const variable_list& of_result, const std::vector<c10::IValue>& packed) {
+        [composite = composite_, saved_values = saved_values_, arguments = arguments_, is_saved = is_saved_,
+         needed = needed_gradients()](const variable_list& of_result,
+                                      const std::vector<c10::IValue>& packed) {
           const WithoutGil no_gil;
           const auto defined = Pack::unpack(packed[0]);
           CompositeInputs inputs(composite->places.size());
           for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
             inputs[i] = has_bit(is_saved, i) ? defined[next++] : Tensor();
           }
+          SavedLogits logits;
+          if (composite->kind->is_loss) {
+            logits.log_probs = wrap_log_probs(*saved_values, defined.back(), inputs);
+          }
           return of_result[0].defined()
-                     ? differentiate(*composite, arguments, inputs, of_result[0], needed, nullptr)
+                     ? differentiate(*composite, arguments, inputs, logits, of_result[0], needed, nullptr)
                      : variable_list(inputs.size());
         });
+    if (composite_->kind->is_loss) {
+      saved.after(values_[0]);
+    }
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (has_bit(is_saved_, i)) {
         saved.after(inputs_[i]);
@@ -235,6 +292,13 @@ class CompositeBackward final : public torch::autograd::Node {
   }
 
  private:
+  // Returns the DTensor of the log-probabilities of a loss, whose targets `inputs` has.
+  static Tensor wrap_log_probs(const SavedValues& saved_values, const Tensor& local,
+                               const CompositeInputs& inputs) {
+    const py::gil_scoped_acquire gil;
+    return saved_values.forward->wrap(1, local, mesh_of_dtensor(inputs[1]));
+  }
+
   // Returns the inputs; those that were not saved are undefined.
   CompositeInputs unpack_inputs() {
     CompositeInputs inputs(inputs_.size());

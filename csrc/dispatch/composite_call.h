@@ -29,10 +29,13 @@ struct CompositeKind {
   // other operand reads neither.
   bool is_bilinear;
   bool is_attention;  // chooses among kernels by PyTorch's global settings
+  // Begins with log_softmax of the first operand, the logits, which nothing else reads. The node saves the
+  // log-probabilities instead.
+  bool is_loss;
 
   // Returns the inputs that the gradients in `needed` read, as PyTorch's derivatives save them.
   Mask saved_inputs(Mask needed) const {
-    return is_bilinear ? (needed & 1) << 1 | (needed >> 1 & 1) : ~Mask{0};
+    return is_bilinear ? (needed & 1) << 1 | (needed >> 1 & 1) : ~Mask{is_loss ? 1U : 0U};
   }
   // Returns true if the node saves what PyTorch saves for gradients of the inputs in `requires_grad`, so that
   // writes to other inputs raise no error.
@@ -41,9 +44,9 @@ struct CompositeKind {
 
 // The values of the forward pass, besides inputs, that are saved for the backward pass.
 struct SavedValues {
-  LocalProgramPtr forward;  // computes the result and the values
-  std::vector<ValueId> values;
-  bool has_result = false;  // a value shares the result's memory
+  LocalProgramPtr forward;      // computes the result and the values
+  std::vector<ValueId> values;  // of a loss, the log-probabilities come first
+  bool has_result = false;      // a value shares the result's memory
 };
 
 // The layout of an input. Zeros of this layout replace an input that was not saved.

@@ -27,12 +27,13 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<CompositeKind, 6> kKinds{{{"linear", true, false},
-                                               {"matmul", true, false},
-                                               {"bmm", true, false},
-                                               {"layer_norm", false, false},
-                                               {"rms_norm", false, false},
-                                               {"scaled_dot_product_attention", false, true}}};
+constexpr std::array<CompositeKind, 7> kKinds{{{"linear", true, false, false},
+                                               {"matmul", true, false, false},
+                                               {"bmm", true, false, false},
+                                               {"layer_norm", false, false, false},
+                                               {"rms_norm", false, false, false},
+                                               {"scaled_dot_product_attention", false, true, false},
+                                               {"cross_entropy_loss", false, false, true}}};
 
 struct Tables {
   std::unique_ptr<torch::Library> kernels;
@@ -73,15 +74,19 @@ void add_settings(CallWords& key) {
   key.words.push_back(word);
 }
 
+// Returns true if a cross_entropy_loss(logits, target, weight, reduction, ignore_index, label_smoothing) is
+// log_softmax and nll_loss.
+bool has_classes_as_targets(at::ArrayRef<c10::IValue> arguments) {
+  return at::isIntegralType(arguments[1].toTensor().scalar_type(), /*includeBool=*/false) &&
+         arguments[5].toDouble() == 0;
+}
+
 // Runs the call as PyTorch does, and remembers its trace.
 void run_and_trace(const CompositeKind& kind, c10::DispatchKeySet keys, const Call& call, Mask requires_grad,
                    torch::jit::Stack& stack) {
   const auto& op = call.op->handle;
-  auto composite =
-      destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
-                                                               .op = op,
-                                                               .id = ++tables().num_ids,
-                                                               .requires_grad = requires_grad}));
+  auto composite = destroyed_with_gil(std::make_unique<Composite>(
+      Composite{.kind = &kind, .op = op, .id = ++tables().num_ids, .requires_grad = requires_grad}));
   for (const auto& one : call.tensors) {
     composite->places.push_back(one.place);
     composite->inputs.emplace_back(call.tensor(stack, one));
@@ -98,9 +103,15 @@ void run_and_trace(const CompositeKind& kind, c10::DispatchKeySet keys, const Ca
   composite->falls_back = true;
   if (composite->result != kNoValue && composite->result >= composite->places.size()) {
     auto saved_values = std::make_shared<SavedValues>();
-    saved_values->forward = trace.program({composite->result});
+    std::vector<ValueId> outputs{composite->result};
+    if (kind.is_loss && requires_grad != 0 && trace.begins_with("aten::_log_softmax")) {
+      saved_values->values.push_back(static_cast<ValueId>(composite->places.size()));
+      outputs.push_back(saved_values->values[0]);
+    }
+    saved_values->forward = trace.program(outputs);
     composite->falls_back = saved_values->forward == nullptr || saved_values->forward->moves_tensors() ||
-                            trace.is_view(composite->result, composite->places.size());
+                            trace.is_view(composite->result, composite->places.size()) ||
+                            (kind.is_loss && requires_grad != 0 && saved_values->values.empty());
     composite->saved_values = std::move(saved_values);
   }
   trace.release_tensors();
@@ -157,6 +168,9 @@ bool run_fast_path(const CompositeKind& kind, const c10::OperatorHandle& op, c10
     requires_grad |= static_cast<Mask>(at::GradMode::is_enabled() && tensor.requires_grad() ? 1 : 0) << i;
   }
   if (requires_grad != 0 && !kind.is_covered(requires_grad)) {
+    return false;
+  }
+  if (kind.is_loss && !has_classes_as_targets(call.arguments(stack))) {
     return false;
   }
   call.key.words.push_back(requires_grad);

@@ -424,9 +424,7 @@ void remove_native_operators() {
   fast_path().remove();
 }
 
-DescribedPtr supported_operator(const c10::OperatorHandle& op) {
-  return fast_path().supported_operator(op);
-}
+DescribedPtr supported_operator(const c10::OperatorHandle& op) { return fast_path().supported_operator(op); }
 
 bool has_handler(at::ArrayRef<DescribedPtr> ops) { return fast_path().has_handler(ops); }
 

@@ -126,13 +126,18 @@ void Trace::record_results(const torch::jit::Stack& stack) {
   }
 }
 
+void Trace::repeat_first_step(const Trace& other, const at::Tensor& result) {
+  TORCH_INTERNAL_ASSERT(steps_.empty());
+  steps_.push_back(other.steps_[0]);
+  add_value(result, other.values_[steps_[0].results[0]]);
+}
+
 bool Trace::starts_with(const Trace& other) const {
   return steps_.size() >= other.steps_.size() &&
-         std::equal(
-             other.steps_.begin(), other.steps_.end(), steps_.begin(),
-             [](const auto& one, const auto& two) {
-               return one.op->handle == two.op->handle && one.results == two.results;
-             });
+         std::equal(other.steps_.begin(), other.steps_.end(), steps_.begin(),
+                    [](const auto& one, const auto& two) {
+                      return one.op->handle == two.op->handle && one.results == two.results;
+                    });
 }
 
 ValueId Trace::value_of(const at::Tensor& tensor) const {

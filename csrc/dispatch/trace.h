@@ -43,6 +43,8 @@ class Trace {
   // Records a call before it runs, and its results afterwards.
   void record_call(const Call& call, const CallPlanPtr& plan, const torch::jit::Stack& stack);
   void record_results(const torch::jit::Stack& stack);
+  // Records the first operator of `other`, with another result.
+  void repeat_first_step(const Trace& other, const at::Tensor& result);
   // Marks the trace as failed: something ran that a trace cannot hold, such as an operator's handler.
   void fail(DescribedPtr handled = nullptr) {
     if (!std::exchange(has_failed_, true)) {
@@ -55,6 +57,8 @@ class Trace {
   const DescribedPtr& handled() const { return handled_; }
   size_t num_steps() const { return steps_.size(); }
   size_t num_values() const { return values_.size(); }
+  // Returns true if the first operator is `op`.
+  bool begins_with(const char* op) const { return !steps_.empty() && steps_[0].op->name.name == op; }
   // Returns true if this trace begins with the operators of `other`.
   bool starts_with(const Trace& other) const;
 
@@ -108,8 +112,8 @@ class LocalProgram {
  public:
   using Locals = c10::SmallVector<at::Tensor, 8>;
 
-  // Returns true if run() may take these local tensors, indexed by their values' numbers. No operator may have
-  // a handler. If tensors move, inputs must have the sizes of the traced ones, groups must exist, and no
+  // Returns true if run() may take these local tensors, indexed by their values' numbers. No operator may
+  // have a handler. If tensors move, inputs must have the sizes of the traced ones, groups must exist, and no
   // PyTorch context may observe redistributions. Needs the GIL.
   bool can_run(at::ArrayRef<at::Tensor> locals) const;
 
@@ -153,7 +157,7 @@ class LocalProgram {
 
   std::vector<Step> steps_;
   std::vector<DescribedPtr> ops_;  // of the steps
-  torch::jit::Stack arguments_;  // None in the place of DTensors
+  torch::jit::Stack arguments_;    // None in the place of DTensors
   std::vector<Operand> operands_;
   std::vector<Move> moves_;
   std::vector<ValueId> results_;

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -158,6 +159,48 @@ def test_values_and_gradients_are_those_of_the_operators_one_by_one(name: str, d
 @pytest.mark.parametrize("name", CALLS_ON_CPU)
 def test_composites_of_the_cpu(name: str) -> None:
     run_ranks(same_as_one_by_one, WORLD, name, torch.float32)
+
+
+def losses_and_gradients(loss_of: Callable[[Tensor], Tensor], logits: Tensor) -> list[Tensor]:
+    """Returns the loss, its gradient, and a gradient of that gradient."""
+    logits = logits.detach().requires_grad_()
+    loss = loss_of(logits * 1)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits, retain_graph=True)
+    (again,) = torch.autograd.grad(loss.sum(), logits, create_graph=True)
+    assert is_equal(gradient, again) or not isinstance(gradient, DTensor)
+    (second,) = torch.autograd.grad(again.square().sum(), logits)
+    return [loss.detach(), gradient, second]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((5,), [R, R]), *itertools.product([(6, 5), (2, 5, 3), (2, 5, 3, 3)], [[R, R], [S0, R]])],
+    ids=str,
+)
+@on_ranks(WORLD)
+def test_cross_entropy(rank: int, world: int, shape: tuple[int, ...], layout: Layout) -> None:
+    mesh = init_device_mesh(device_type(), (2, world // 2))
+    torch.manual_seed(0)
+    whole = torch.randn(shape)
+    rows = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    wholes = [whole, torch.randint(5, rows), torch.rand(5), torch.rand(shape).softmax(min(len(shape) - 1, 1))]
+    with funcol.installed():
+        logits, target, weight, probabilities = (
+            distribute_tensor(tensor, mesh, one)
+            for tensor, one in zip(wholes, [layout, layout, [R, R], layout], strict=True)
+        )
+        cases: list[dict[str, Any]] = [
+            *({"target": target, "reduction": reduction} for reduction in ("sum", "none", "mean")),
+            {"target": target, "weight": weight, "reduction": "sum", "ignore_index": 1},
+            {"target": target, "reduction": "sum", "label_smoothing": 0.1},
+            {"target": probabilities, "reduction": "sum"},
+        ]
+        for case in cases:
+            loss_of = partial(F.cross_entropy, **case)
+            with without_composites():
+                expected = losses_and_gradients(loss_of, logits)
+            for _ in range(ROUNDS):
+                assert all(map(is_equal, losses_and_gradients(loss_of, logits), expected)), case.keys()
 
 
 # On a group that sends nothing
@@ -406,6 +449,48 @@ def test_plain_gradients(mesh: DeviceMesh) -> None:
         bias.grad = None  # nothing mixes with the gradient of a bias alone
         F.linear(x.detach(), weight.detach(), bias).backward(torch.ones(4, 3 * mesh.size()))
         assert bias.grad is not None
+
+
+def classes(mesh: DeviceMesh) -> tuple[DTensor, DTensor]:
+    torch.manual_seed(0)
+    logits = DTensor.from_local(torch.randn(4, 5), mesh, [R]).requires_grad_()
+    target = DTensor.from_local(torch.randint(5, (4,)), mesh, [R])
+    for _ in range(ROUNDS):
+        F.cross_entropy(logits * 1, target).backward()
+    return logits, target
+
+
+def test_a_loss_is_one_call_and_saves_no_logits(mesh: DeviceMesh) -> None:
+    leaf, target = classes(mesh)
+    forget_operator_counts()
+    logits = leaf * 1
+    memory = weakref.ref(logits.to_local())
+    loss = F.cross_entropy(logits, target)
+    del logits
+    assert memory() is None
+    leaf.grad = None
+    loss.backward(retain_graph=True)
+    first, leaf.grad = leaf.grad, None
+    loss.backward()
+    assert is_equal(leaf.grad, first)
+    assert not {"aten._log_softmax.default", "aten._log_softmax_backward_data.default"} & set(
+        operator_counts()
+    )
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+
+
+def test_compiled_autograd_of_a_loss(mesh: DeviceMesh) -> None:
+    logits, target = classes(mesh)
+    logits.grad = None
+    F.cross_entropy(logits, target).backward()
+    expected = logits.grad
+    for _ in range(2):
+        logits.grad = None
+        loss = F.cross_entropy(logits, target)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+        assert is_equal(logits.grad, expected)
 
 
 def test_compiled_autograd(mesh: DeviceMesh) -> None:

@@ -13,7 +13,6 @@
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/without_gil.h"
-#include "transfer/dtensors/redistribute_local_tensor.h"
 
 namespace funcol::python {
 namespace {
@@ -107,11 +106,11 @@ bool CallPlan::add_input(const Call& call, size_t number, const at::Tensor& give
   if (call.op->is_aliased[tensor.place]) {
     return false;
   }
-  auto execution = execution_between(source, wanted, local.itemsize());
-  if (!execution) {
+  auto move = move_between(source, wanted, local.itemsize());
+  if (!move) {
     return false;
   }
-  moves_.push_back({number, std::move(execution)});
+  moves_.push_back({number, *std::move(move)});
   return true;
 }
 
@@ -206,18 +205,17 @@ FastPathStatus CallPlan::run(const Call& call, const py::object& draw, torch::ji
     return FastPathStatus::kObserved;
   }
   if (!std::ranges::all_of(moves_,
-                           [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
+                           [&](const Move& one) { return one.move.execution->fits(locals[one.number]); })) {
     return FastPathStatus::kLocalShape;
   }
   // PyTorch's path finds out whether the call's mesh has ended, or is an equal one made later.
   if (!is_current()) {
     return FastPathStatus::kEndedGroup;
   }
-  for (const auto& move : moves_) {
-    auto& local = locals[move.number];
+  for (const auto& [number, move] : moves_) {
     const Label label(op.operator_name().name);
     const WithoutGil no_gil;
-    local = move.execution->run(local, /*async_op=*/false);
+    locals[number] = move.run(locals[number]);
   }
   set_arguments(call, std::move(locals), stack.data() + (stack.size() - op.schema().arguments().size()));
   if (call.op->draws) {
@@ -241,7 +239,7 @@ FastPathStatus CallPlan::run(const Call& call, const py::object& draw, torch::ji
 }
 
 bool CallPlan::is_current() const {
-  return std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); });
+  return std::ranges::all_of(moves_, [](const Move& one) { return one.move.execution->is_current(); });
 }
 
 size_t CallPlan::heap_bytes() const {

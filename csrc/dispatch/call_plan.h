@@ -16,7 +16,7 @@
 #include "dispatch/call_key.h"
 #include "dispatch/fast_dispatch.h"
 #include "pyobjects/specs.h"
-#include "transfer/dtensors/transfer_cache.h"
+#include "transfer/dtensors/redistribute_local_tensor.h"
 
 namespace funcol::python {
 
@@ -51,7 +51,7 @@ class CallPlan {
   // A tensor to redistribute before the operator runs.
   struct Move {
     size_t number;  // of the tensor among the call's
-    ExecutionPtr execution;
+    OperandMove move;
   };
 
   const std::vector<Move>& moves() const { return moves_; }

@@ -24,7 +24,7 @@ bool LocalProgram::can_run(at::ArrayRef<at::Tensor> locals) const {
           (!observes_redistribution() &&
            std::ranges::all_of(input_sizes_,
                                [&](const auto& one) { return locals[one.first].sizes() == one.second; }) &&
-           std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); })));
+           std::ranges::all_of(moves_, [](const Move& one) { return one.move.execution->is_current(); })));
 }
 
 LocalProgram::Locals LocalProgram::run(Locals values) const {
@@ -45,7 +45,7 @@ LocalProgram::Locals LocalProgram::run(Locals values) const {
     for (const auto end = move + step.num_moves; move != end; ++move) {
       const Label label(step.op.operator_name().name);
       auto& local = stack[move->place];
-      local = move->execution->run(local.toTensor(), /*async_op=*/false);
+      local = move->move.run(local.toTensor());
     }
     step.op.callBoxed(&stack);
     for (size_t i = 0; i < step.num_results; ++i, ++result) {
@@ -167,7 +167,7 @@ void LocalProgram::add(const Trace::Step& step, uint64_t last) {
     operands_.push_back({step.operands[k].first, (last >> k & 1) != 0, step.operands[k].second});
   }
   for (const auto& move : call.moves()) {
-    moves_.push_back({step.places[move.number], move.execution});
+    moves_.push_back({step.places[move.number], move.move});
   }
   results_.insert(results_.end(), step.results.begin(), step.results.end());
 }

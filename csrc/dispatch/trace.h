@@ -152,7 +152,7 @@ class LocalProgram {
   };
   struct Move {
     size_t place;
-    ExecutionPtr execution;
+    OperandMove move;
   };
 
   std::vector<Step> steps_;

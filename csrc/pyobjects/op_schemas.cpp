@@ -32,11 +32,7 @@ bool is_spec(py::handle object) {
 namespace {
 
 Layout read_layout_as_pytorch(py::handle spec) {
-  Layout layout;
-  for (const auto& placement : attribute<"placements">(spec).cast<py::tuple>()) {
-    layout.placements.push_back(to_placement_or_norm(placement));
-  }
-  layout.order = to_shard_order(attribute<"shard_order">(spec));
+  auto layout = SpecObjects(spec).read_with_norms();
   if (layout.order.empty()) {
     layout.order = default_shard_order(layout.placements);
   }

@@ -245,6 +245,15 @@ bool are_same_placements(const py::object& one, const py::object& other) {
 
 }  // namespace
 
+Layout SpecObjects::read_with_norms() const {
+  Layout layout;
+  for (const auto& placement : py::reinterpret_borrow<py::sequence>(placements)) {
+    layout.placements.push_back(to_placement_or_norm(placement));
+  }
+  layout.order = to_shard_order(order);
+  return layout;
+}
+
 bool are_equal(const py::object& one, const py::object& other) {
   const int result = one.is(other) ? 1 : PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
   if (result < 0) {

@@ -25,6 +25,7 @@ struct SpecObjects {
         order(attribute<"shard_order">(spec)) {}
 
   Layout read() const { return {to_placements(placements), to_shard_order(order)}; }
+  Layout read_with_norms() const;
 
   py::object mesh;
   py::object placements;

@@ -1,5 +1,9 @@
 #include "transfer/dtensors/redistribute_local_tensor.h"
 
+#include <ATen/ops/pow.h>
+
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +39,36 @@ bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const 
     for (int64_t dim = 0; dim < num_dims; ++dim) {
       if (sizes[dim] != held[dim] && key.shape[dim] % num_shards[dim] != 0) {
         return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Replaces norm partials in the layouts of `key` by sums, of powers while `move` runs, and by replicas where
+// it makes a norm partial. Returns false if the source has partials of another kind or order as well, or
+// the target other partials than norms: their values are not sums of powers.
+bool take_norms(TransferKey& key, const Mesh& mesh, OperandMove& move) {
+  const auto is_norm = [](const Placement& placement) { return placement.is_norm(); };
+  auto& held = key.src.placements;
+  auto& wanted = key.dst.placements;
+  const auto norm = std::ranges::find_if(held, is_norm);
+  if (norm != held.end()) {
+    const auto order = norm->norm;
+    const auto is_other = [&](const auto& one) { return one.is_partial() && one.norm != order; };
+    if (std::ranges::any_of(held, is_other) || std::ranges::any_of(wanted, is_other)) {
+      return false;
+    }
+    move.order = order.value;
+  }
+  for (size_t axis = 0; axis < held.size(); ++axis) {
+    if (wanted[axis].is_norm() && !held[axis].is_norm()) {
+      move.divisors.push_back(std::pow(mesh.sizes[axis], 1 / wanted[axis].norm.value));
+      wanted[axis] = Placement::replicate();
+    }
+    for (auto* one : {&held[axis], &wanted[axis]}) {
+      if (one->is_norm()) {
+        *one = Placement::partial();
       }
     }
   }
@@ -89,22 +123,38 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
   return to_python(std::move(result));
 }
 
-ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize) {
+at::Tensor OperandMove::run(const at::Tensor& local) const {
+  const bool sums_powers = order != 0 && !execution->steps().empty();
+  auto moved = execution->run(sums_powers ? local.pow(order) : local, /*async_op=*/false);
+  if (sums_powers) {
+    moved = moved.pow(1 / order);
+  }
+  for (const auto divisor : divisors) {
+    moved = moved / divisor;
+  }
+  return moved;
+}
+
+std::optional<OperandMove> move_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize) {
   const SpecObjects src(src_spec);
   const SpecObjects dst(dst_spec);
   if (!are_equal(src.mesh, dst.mesh)) {
-    return nullptr;
+    return std::nullopt;
   }
   auto& known = known_mesh(src.mesh);
   try {
-    const TransferKey key{known.id, src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor),
-                          itemsize};
-    return has_masks(key.src) || has_masks(key.dst) ? nullptr
-                                                    : find_program(key, within_mesh(src.mesh, known))->before;
+    TransferKey key{known.id, src.read_with_norms(), dst.read_with_norms(),
+                    shape_of(src_spec, kRedistributeLocalTensor), itemsize};
+    OperandMove move;
+    if (has_masks(key.src) || has_masks(key.dst) || !take_norms(key, known.mesh, move)) {
+      return std::nullopt;
+    }
+    move.execution = find_program(key, within_mesh(src.mesh, known))->before;
+    return move;
   } catch (const c10::NotImplementedError&) {
-    return nullptr;
+    return std::nullopt;
   } catch (const c10::ValueError&) {  // there is no plan: PyTorch says so, or moves the tensor by itself
-    return nullptr;
+    return std::nullopt;
   }
 }
 

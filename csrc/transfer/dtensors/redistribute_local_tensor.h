@@ -1,7 +1,12 @@
 // Redistribution of a local tensor from one DTensorSpec to another.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "transfer/dtensors/transfer_cache.h"
 
@@ -28,9 +33,19 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
 py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
                          const Execution& execution, bool is_explicit);
 
-// Returns the execution of the redistribution between two specs of one mesh, of tensors whose elements have
-// `itemsize` bytes. Returns null if Python has to move the tensor: for specs that C++ does not support, and
-// masks. Needs the GIL.
-ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
+// A redistribution of operands, norm partials among them.
+//
+// PyTorch counterpart: _NormPartial in torch.distributed.tensor._ops._math_ops.
+struct OperandMove {
+  ExecutionPtr execution;
+  double order = 0;                   // of the source's norm, whose powers the execution sums; 0 without one
+  std::vector<double> divisors = {};  // of the result, one for each axis along which a norm partial is made
+
+  at::Tensor run(const at::Tensor& local) const;
+};
+
+// Returns the move between two specs of one mesh, of tensors whose elements have `itemsize` bytes. Returns
+// nullopt if Python has to move the tensor: for specs that C++ does not support, and masks. Needs the GIL.
+std::optional<OperandMove> move_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
 
 }  // namespace funcol::python

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from programs import mesh_of
 from ranks import on_ranks
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 
@@ -41,6 +44,14 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
     "a list of partial norms": (
         aten.stack.default,
         lambda x, y: torch.stack(torch._foreach_norm([x, y], 2)),
+    ),
+    "norms, one of which is not partial": (
+        aten.stack.default,
+        lambda x, y: torch.stack(torch._foreach_norm([x, replicated(y)], 3)),
+    ),
+    "a norm of partial norms": (
+        aten.linalg_vector_norm.default,
+        lambda x, y: torch.linalg.vector_norm(torch.stack(torch._foreach_norm([x, replicated(y)], 3)), 3),
     ),
     "text": (aten.div.Tensor_mode, lambda x, y: torch.div(x, 3.0, rounding_mode="floor")),
     "a dtype": (aten.sum.default, lambda x, y: x.sum(dtype=torch.float64)),
@@ -162,6 +173,23 @@ def test_a_call_is_served(rank: int, world: int, name: str) -> None:
         if not name.startswith("random"):  # funcol draws others: see test_random_operators.py
             assert torch.equal(one._local_tensor, other._local_tensor)
         _assert_alike(one, other)
+
+
+@pytest.mark.parametrize("order", [1, 2, 2.5, math.inf])
+@on_ranks(4)
+def test_the_norm_of_gradients_of_many_layouts(rank: int, world: int, order: float) -> None:
+    mesh = init_device_mesh("cpu", (2, 2))
+    torch.manual_seed(0)
+    layouts = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=2))
+    plain = [torch.randn(4, 5) for _ in layouts]
+    with funcol.installed():
+        gradients = [distribute_tensor(x, mesh, layout) for x, layout in zip(plain, layouts, strict=True)]
+        forget_operator_counts()
+        norm = torch.nn.utils.get_total_norm(gradients, order)
+        counts = operator_counts()
+        assert isinstance(norm, DTensor)
+        torch.testing.assert_close(norm.full_tensor(), torch.nn.utils.get_total_norm(plain, order))
+    assert all(set(of_op) == {"served"} for of_op in counts.values()), counts
 
 
 def trains(rank: int, world: int) -> list[list[float]]:

@@ -340,8 +340,7 @@ bool CallKey::is_on(uint64_t mesh_id) const {
   return std::ranges::any_of(words, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
-FastPathStatus read_call(DescribedPtr op, const torch::jit::Stack& stack,
-                         Call& call) {
+FastPathStatus read_call(DescribedPtr op, const torch::jit::Stack& stack, Call& call) {
   CallReader reader(call);
   call.key.words.push_back(op->number);
   const auto num_arguments = op->is_factor.size();

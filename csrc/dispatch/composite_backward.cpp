@@ -56,9 +56,9 @@ py::object mesh_of_dtensor(const Tensor& dtensor) {
   return attribute<"mesh">(spec_of(dtensor_object(dtensor)));
 }
 
-// What a loss has saved of its logits.
+// What stands for the logits of a loss, which are not saved. Empty for other operators.
 struct SavedLogits {
-  Tensor log_probs;            // undefined for operators other than losses
+  Tensor log_probs;
   torch::autograd::Edge edge;  // of the logits; invalid if gradients of gradients are not needed
 };
 
@@ -81,9 +81,9 @@ Tensor run_nll_loss(const Composite& composite, const std::vector<c10::IValue>& 
                                 arguments[3].toInt(), arguments[4].toSymInt());
 }
 
-// Computes the gradients in `needed` with PyTorch's own derivatives, after running the forward pass again.
-// The gradients do not depend on undefined inputs, but for logits; at least one input is defined. Records the
-// operators if given a trace.
+// Computes the gradients in `needed` with PyTorch's own derivatives, after running the forward pass again, or
+// that of a loss from its log-probabilities on. The gradients do not depend on undefined inputs; at least one
+// input is defined. Records the operators if given a trace.
 variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments,
                             CompositeInputs inputs, const SavedLogits& logits, const Tensor& gradient,
                             Mask needed, Trace* trace) {

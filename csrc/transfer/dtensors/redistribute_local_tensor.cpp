@@ -150,7 +150,7 @@ std::optional<OperandMove> move_between(py::handle src_spec, py::handle dst_spec
       return std::nullopt;
     }
     move.execution = find_program(key, within_mesh(src.mesh, known))->before;
-    return move;
+    return move.execution == nullptr ? std::nullopt : std::optional(std::move(move));
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
   } catch (const c10::ValueError&) {  // there is no plan: PyTorch says so, or moves the tensor by itself

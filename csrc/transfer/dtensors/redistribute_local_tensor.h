@@ -45,7 +45,8 @@ struct OperandMove {
 };
 
 // Returns the move between two specs of one mesh, of tensors whose elements have `itemsize` bytes. Returns
-// nullopt if Python has to move the tensor: for specs that C++ does not support, and masks. Needs the GIL.
+// nullopt if Python has to move the tensor: for specs that C++ does not support, masks, and on a rank outside
+// of the mesh. Needs the GIL.
 std::optional<OperandMove> move_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
 
 }  // namespace funcol::python

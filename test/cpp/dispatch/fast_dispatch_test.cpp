@@ -70,14 +70,14 @@ struct ReadCall {
   CallKey key;
 };
 
-ReadCall read(const std::shared_ptr<const DescribedOperator>& op, const torch::jit::Stack& stack) {
+ReadCall read(const DescribedPtr& op, const torch::jit::Stack& stack) {
   Call call;
   const auto status = read_call(op, stack, call);
   return {status, call.key};
 }
 
-std::shared_ptr<const DescribedOperator> described(const char* name, const char* overload) {
-  return std::make_shared<const DescribedOperator>(
+DescribedPtr described(const char* name, const char* overload) {
+  return std::make_shared<DescribedOperator>(
       describe_operator(handle(name, overload), python("DTensor._op_dispatcher")));
 }
 

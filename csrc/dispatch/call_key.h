@@ -55,8 +55,8 @@ struct DescribedOperator {
   // Arguments whose values a decision does not depend on, apart from their kind and sign.
   std::vector<bool> is_factor = {};
 
-  // Whether the operator had a handler in this version of the dispatcher's handlers, of which each
-  // loss_parallel() scope makes two.
+  // The last answer of has_handler(), and the version of the dispatcher's handlers that it is for. Each
+  // loss_parallel() scope makes two versions.
   bool has_handler = false;
   uint64_t handlers_version = 0;
 

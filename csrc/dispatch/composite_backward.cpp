@@ -56,7 +56,7 @@ py::object mesh_of_dtensor(const Tensor& dtensor) {
   return attribute<"mesh">(spec_of(dtensor_object(dtensor)));
 }
 
-// What stands for the logits of a loss, which are not saved. Empty for other operators.
+// Stands for the logits of a loss, which are not saved. Empty for other operators.
 struct SavedLogits {
   Tensor log_probs;
   torch::autograd::Edge edge;  // of the logits; invalid if gradients of gradients are not needed

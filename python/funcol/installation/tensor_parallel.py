@@ -125,7 +125,7 @@ def _nll_loss_backward(_op: OpOverload, args: tuple[Any, ...], _kwargs: dict[str
     if weight is not None:
         grad = grad * _weights_of_rows(target, weight, ignore_index, spec.mesh)
     local = log_probs._local_tensor
-    # Of each row, in the dtype of the gradient: the sum of its gradient over the classes.
+    # The sum of each row's gradient over the classes, in the dtype of the gradient.
     totals = torch.where(target != ignore_index, -grad, 0).to(local.dtype).unsqueeze(dim)
     column, is_here = _find_targets(target, ignore_index, local, classes)
     result = torch.zeros_like(local)
